@@ -1,0 +1,97 @@
+"""`ppdsl demo`: train a marked model in this process, then draw its stages and its step."""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from ppdsl.cli.measuring import MEASURED_STEPS, TURNS, Measured, compare_steps
+from ppdsl.cli.output import Exit, Output
+from ppdsl.cli.schedules import own_order
+from ppdsl.diagnostics import Diagnostic
+from ppdsl.report.graph import render_dag
+from ppdsl.report.palette import AXIS, LABEL, TITLE
+from ppdsl.report.timeline import render_comparison
+from ppdsl.timeline import Timeline
+
+__all__ = ["run_demo"]
+
+_IMAGES = 8  # in a micro-batch
+_LINES = 6
+
+
+def run_demo(options: Namespace, output: Output) -> Exit:
+    """Train, say how the loss falls, draw."""
+    losses, measured = _train(options, output)
+    width, plain = output.width, output.ascii_only
+    schedule, graph = measured.schedule, measured.graph
+    title = f"One step, {schedule.name}: {schedule.ranks} ranks, {schedule.microbatches} micro-batches"
+    output.results.print()
+    output.show(
+        Text("The stages, and what goes between them in one micro-batch", style=TITLE),
+        render_dag(graph, width=width, placement=schedule.placement, ascii_only=plain),
+        render_comparison(measured.predicted, measured.timeline, width=width, title=title, ascii_only=plain),
+        Text(TURNS, style=AXIS),
+    )
+    if losses[-1] < losses[0]:
+        return Exit.FINE
+    message = f"The loss did not fall: {losses[0]:.4f} at step 1, {losses[-1]:.4f} at step {len(losses)}."
+    output.report([Diagnostic("loss-did-not-fall", message, help="train for more steps: ppdsl demo --steps 30")])
+    return Exit.FINDINGS
+
+
+def _train(options: Namespace, output: Output) -> tuple[list[float], Measured]:
+    import torch
+
+    from ppdsl.demo import make, noisy_blobs
+    from ppdsl.runtime.pipeline import pipeline
+
+    setup = make(_IMAGES)
+    order = own_order(options.schedule)
+    count = options.microbatches if order is None else order.microbatches
+    pipe = pipeline(**setup, schedule=order or options.schedule, microbatches=count)
+    optimizer = torch.optim.AdamW(pipe.parameters(), lr=3e-3)
+    chance = torch.Generator().manual_seed(1)
+    output.show(
+        Text.assemble(
+            ("A small U-Net learns to remove noise", TITLE),
+            f": {len(pipe.graph.stages)} stages, {pipe.plan.schedule.ranks} ranks in one process",
+        )
+    )
+    losses: list[float] = []
+    timelines: list[Timeline] = []
+    steps = max(options.steps, 2)
+    with _progress(output, steps) as advance:
+        for step in range(1, steps + 1):
+            noisy, clean = noisy_blobs(_IMAGES * count, chance)
+            result = pipe.step(noisy, targets=clean, timeline=step > steps - MEASURED_STEPS)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(math.nan if result.loss is None else result.loss.item())
+            timelines += [result.timeline] if result.timeline is not None else []
+            advance(step, losses[-1])
+    return losses, compare_steps(pipe.plan, timelines)
+
+
+@contextmanager
+def _progress(output: Output, steps: int) -> Iterator[Callable[[int, float], None]]:
+    """Yield a function that is told each step's loss; it prints some of them, and moves a bar on a terminal."""
+    chosen = {1, steps, *(round(steps * i / (_LINES - 1)) for i in range(1, _LINES))}
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=output.results, transient=True, disable=not output.results.is_terminal)
+    with bar:
+        task = bar.add_task("training", total=steps)
+
+        def advance(step: int, loss: float) -> None:
+            bar.advance(task)
+            if step in chosen:
+                bar.console.print(
+                    Text.assemble((f"  step {step:>{len(str(steps))}}  loss ", AXIS), (f"{loss:.4f}", LABEL))
+                )
+
+        yield advance

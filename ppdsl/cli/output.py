@@ -1,0 +1,78 @@
+"""Where commands write: results to the standard output, findings to the standard error, both with or without colour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from rich.console import Console
+from rich.text import Text
+
+from ppdsl.diagnostics import Diagnostic, PpdslError
+from ppdsl.report.diagnostics import render_diagnostics
+from ppdsl.report.palette import make_console
+
+__all__ = ["Exit", "Output", "WrongUseError"]
+
+
+class Exit(IntEnum):
+    """What a command's exit code says."""
+
+    FINE = 0
+    FINDINGS = 1
+    WRONG_USE = 2
+    RUN_FAILED = 3
+
+
+class WrongUseError(PpdslError):
+    """The command was given something that it cannot work with."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """Two consoles and how to use them.
+
+    Attributes:
+        json: Whether findings are JSON, one object a line.
+        columns: Width asked for, or None for the terminal's.
+        results: Standard output.
+        findings: Standard error.
+    """
+
+    json: bool = False
+    columns: int | None = None
+    results: Console = field(default_factory=make_console)
+    findings: Console = field(default_factory=lambda: make_console(stderr=True))
+
+    @property
+    def width(self) -> int:
+        """Columns of a drawing."""
+        return self.columns or self.results.width
+
+    @property
+    def ascii_only(self) -> bool:
+        """Whether box characters cannot be written."""
+        return not self.results.encoding.lower().startswith("utf")
+
+    def show(self, *texts: Text) -> None:
+        """Write drawings, a blank line between them."""
+        for position, text in enumerate(texts):
+            if position:
+                self.results.print()
+            self.results.print(text, no_wrap=True, overflow="ignore", crop=False)
+
+    def write(self, text: str) -> None:
+        """Write text for another program, as it is."""
+        print(text, end="" if text.endswith("\n") else "\n", file=self.results.file)
+
+    def report(self, diagnostics: Iterable[Diagnostic]) -> None:
+        """Write findings."""
+        diagnostics = tuple(diagnostics)
+        if not diagnostics:
+            return
+        if self.json:
+            for diagnostic in diagnostics:
+                print(diagnostic.to_json(), file=self.findings.file)
+        else:
+            self.findings.print(render_diagnostics(diagnostics), no_wrap=True, overflow="ignore", crop=False)

@@ -1,0 +1,1 @@
+"""How a forward pass becomes a graph of stage programs."""

@@ -1,0 +1,56 @@
+"""The errors of a recording, worded once: what is wrong, the user's line, what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ppdsl.diagnostics import Diagnostic, Label, RecordingError
+from ppdsl.source import Place, Span
+
+__all__ = ["DataDependence", "data_dependence", "error_at", "labels_of", "unseen"]
+
+
+class DataDependence(RecordingError):
+    """Code needs the numbers inside a tensor; a module in one stage is then tried on real tensors."""
+
+
+def labels_of(*places: Place | Span | None, text: str = "") -> tuple[Label, ...]:
+    """Return labels for the places that are known; `text` goes to the first."""
+    spans = [place.span if isinstance(place, Place) else place for place in places if place is not None]
+    return tuple(Label(span, text if position == 0 else "") for position, span in enumerate(spans))
+
+
+def error_at(code: str, message: str, place: Place | Span | None, help: str | None = None, text: str = "") -> RecordingError:
+    """Return a recording error with one place."""
+    return RecordingError(Diagnostic(code, message, labels_of(place, text=text), help))
+
+
+_NAMES = {
+    "__bool__": "bool()", "is_nonzero": "bool()", "__int__": "int()", "__float__": "float()", "__index__": "an index",
+    "item": ".item()", "tolist": ".tolist()", "numpy": ".numpy()", "__array__": ".numpy()", "__contains__": "`in`",
+    "equal": "torch.equal()", "allclose": "torch.allclose()", "__complex__": "complex()",
+}  # fmt: skip
+
+
+def data_dependence(name: str, place: Place | None, frame: Any, random: bool = False) -> DataDependence:
+    """Return the error for `name`, which needs numbers that are not there while recording."""
+    what = "a random number" if random else "a tensor"
+    where = "the loss" if frame.name == "loss" else f"forward of {type(frame.module).__name__}" if frame.module is not None else frame.name
+    return DataDependence(
+        Diagnostic(
+            "data-dependent",
+            f"{_NAMES.get(name, name)} of {what} decides what runs next, in code that belongs to no single stage ({where}).",
+            labels_of(place),
+            "move it into a submodule that lies in one stage, or use torch.where",
+        )
+    )
+
+
+def unseen(place: Place | None, what: str) -> RecordingError:
+    """Return the error for a tensor whose origin was not recorded."""
+    return error_at(
+        "unseen-call",
+        f"This uses {what}.",
+        place,
+        "wrap that call in a module that lies in one stage, or register it with torch.library.custom_op",
+    )

@@ -1,0 +1,210 @@
+"""Code that fakes cannot run: one module, or one call, tried on small random tensors to learn what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ppdsl.diagnostics import Diagnostic
+from ppdsl.recording import compat
+from ppdsl.recording.fakes import real_like
+from ppdsl.recording.findings import DataDependence, data_dependence, labels_of
+from ppdsl.recording.replay import slice_of
+from ppdsl.recording.structure import Unpacked, fill, unpack
+from ppdsl.recording.tape import Frame, Record, RecordKind, Value, ValueKind, meta_of
+
+__all__ = ["probe_call", "probe_frame"]
+
+
+def probe_call(
+    recorder: Any,
+    func: Any,
+    name: str,
+    parts: Unpacked,
+    values: tuple[Value, ...],
+    tensors: list[torch.Tensor],
+    error: Exception,
+) -> Any:
+    """Return fakes like the results of `func`, which has no fake kernel, or raise what is wrong with the call."""
+    tries = []
+    for seed in (1, 2):
+        reals = [_real_of(recorder, value, tensor, seed) for value, tensor in zip(values, tensors, strict=True)]
+        args, kwargs = fill(parts.template, reals)
+        try:
+            with compat.without_dispatch_modes(), torch.random.fork_rng(devices=[]):
+                tries.append(unpack(func(*args, **kwargs)))
+        except Exception:
+            raise error from None  # the call is wrong on real tensors too: the user's own error says it best
+    if [meta_of(t) for t in tries[0].tensors] != [meta_of(t) for t in tries[1].tensors] or not tries[0].tensors:
+        raise data_dependence(name, recorder.place_now(), recorder.frame) from error
+    return fill(tries[0].template, [recorder.fakes.fake_of(tensor) for tensor in tries[0].tensors])
+
+
+def probe_frame(
+    recorder: Any, frame: Frame, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
+) -> Any:
+    """Run one module alone on real tensors; it is then one call that cannot be taken apart.
+
+    Raises:
+        DataDependence: The module cannot be tried: it holds a stage border, or its results have no fixed shape.
+    """
+    trouble = error if isinstance(error, DataDependence) else data_dependence("a call", recorder.place_now(), frame)
+    if frame.marked or frame.module is None:
+        raise trouble from error
+    _forget(recorder, frame)
+    tensors = [recorder.stand_ins.get(id(tensor), tensor) for tensor in frame.arguments.tensors]
+    results: list[Unpacked] = []
+    for seed in (1, 2):
+        reals = [_real_of(recorder, value, tensor, seed) for value, tensor in zip(frame.inputs, tensors, strict=True)]
+        versions = [compat.version_of(real) for real in reals]
+        real_args, real_kwargs = fill(frame.arguments.template, reals)
+        with _real_state(recorder, frame.module, seed) as state, recorder.quiet() as spied:
+            try:
+                with compat.without_dispatch_modes(torch_functions=True):
+                    result = function(*real_args, **real_kwargs)
+            except (DataDependence, *compat.DATA_ERRORS):
+                raise trouble from error
+            if any(compat.is_fake(tensor) for tensor in spied.values()):
+                raise trouble from error  # it reaches a tensor of this forward pass by a way of its own
+            results.append(unpack(result))
+            used, written = state.used(spied), state.written()
+        changed = [i for i, real in enumerate(reals) if compat.version_of(real) != versions[i]]
+    first, second = results
+    if [meta_of(t) for t in first.tensors] != [meta_of(t) for t in second.tensors]:
+        raise DataDependence(
+            Diagnostic(
+                "dynamic-shape",
+                f"Module `{frame.name}` returns tensors whose shapes depend on the numbers in its inputs.",
+                labels_of(frame.place),
+                "pad its results to a fixed size, or keep the modules that use them inside one module of one stage",
+            )
+        ) from error
+    return _note(recorder, frame, first, tensors, changed, used, written)
+
+
+def _note(
+    recorder: Any,
+    frame: Frame,
+    result: Unpacked,
+    tensors: list[torch.Tensor],
+    changed: list[int],
+    used: tuple[Value, ...],
+    written: tuple[Value, ...],
+) -> Any:
+    frame.forced = True
+    record = Record(
+        len(recorder.records), RecordKind.MODULE, frame.module, frame.arguments.template, frame.inputs,
+        recorder.marking.stage, frame.ambient, frame.place, frame, effect=True, random=True, parameters=used,
+    )  # fmt: skip
+    recorder.records.append(record)
+    frame.parts.append(record)
+    for index in changed:
+        recorder._write(record, tensors[index], False, False)
+    for value in written:
+        fake = recorder.fakes.fakes[id(value.tensor)]
+        recorder._write(record, fake, False, False)
+    fakes = []
+    for tensor, path in zip(result.tensors, result.paths, strict=True):
+        fake = recorder.fakes.fake_of(tensor.detach()).requires_grad_(tensor.requires_grad)
+        value = Value(ValueKind.RESULT, meta_of(tensor), frame.name, record=record.index, path=path)
+        record.outputs.append((path, value))
+        recorder._track(fake, value)
+        fakes.append(fake)
+    return fill(result.template, fakes)
+
+
+def _forget(recorder: Any, frame: Frame) -> None:
+    """Drop what was recorded inside the frame before it stopped."""
+    start = frame.start
+    del recorder.records[start:]
+    frame.parts.clear()
+    frame.attributes.clear()
+    for key, value in list(recorder.current.items()):
+        while value.record >= start and value.before is not None:
+            value = value.before
+        recorder.current[key] = value
+
+
+def _real_of(recorder: Any, value: Value, tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    if value.known:
+        try:
+            (real,) = slice_of(recorder.records, (value,)).run(recorder.examples)
+            return real.clone()
+        except LookupError:
+            pass
+    return real_like(tensor, seed) if compat.is_fake(tensor) else tensor.detach().clone()
+
+
+class _RealState:
+    """Real parameters and buffer copies inside one module, with what the run did to them."""
+
+    def __init__(self, recorder: Any, module: torch.nn.Module, seed: int) -> None:
+        self._recorder = recorder
+        self._slots: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+        self._reals: dict[int, tuple[torch.Tensor, Value, int]] = {}
+        self._attributes: list[tuple[Any, dict[str, Any]]] = []
+        self._scripted: list[Value] = []
+        made: dict[int, torch.Tensor] = {}
+        for child in module.modules():
+            if isinstance(child, torch.jit.ScriptModule):
+                self._scripted += recorder.fakes.scripted.get(id(child), [])
+                continue
+            self._attributes.append((child, dict(child.__dict__)))
+            for slots in (child._parameters, child._buffers):
+                for name, fake in slots.items():
+                    if fake is None or id(fake) not in recorder.fakes.values:
+                        continue
+                    if id(fake) not in made:
+                        made[id(fake)] = self._real(recorder.fakes.values[id(fake)], fake, seed)
+                    self._slots.append((slots, name, fake))
+                    slots[name] = made[id(fake)]
+
+    def _real(self, value: Value, fake: torch.Tensor, seed: int) -> torch.Tensor:
+        original = value.tensor
+        if original is None or original.device.type == "meta" or compat.is_fake(original):
+            real = real_like(fake.detach(), seed)
+        else:
+            real = original.detach().to("cpu", copy=True)
+        if value.kind is ValueKind.PARAMETER:
+            real = torch.nn.Parameter(real, requires_grad=fake.requires_grad)
+        self._reals[id(real)] = (real, value, compat.version_of(real))
+        return real
+
+    def used(self, spied: dict[int, torch.Tensor]) -> tuple[Value, ...]:
+        met = tuple(value for key, (_, value, _) in self._reals.items() if key in spied or id(value.tensor) in spied)
+        return (*met, *self._scripted)
+
+    def written(self) -> tuple[Value, ...]:
+        return tuple(
+            value
+            for real, value, version in self._reals.values()
+            if value.kind is ValueKind.BUFFER and compat.version_of(real) != version
+        )
+
+    def leave(self) -> None:
+        for slots, name, fake in self._slots:
+            slots[name] = fake
+        for module, before in self._attributes:
+            for name, value in list(module.__dict__.items()):
+                if isinstance(value, torch.Tensor) and before.get(name) is not value:
+                    self._recorder.poisoned[id(value)] = (
+                        f"attribute `{name}`, which a module set while it was tried on random tensors"
+                    )
+                    self._recorder.alive.append(value)
+
+
+@contextmanager
+def _real_state(recorder: Any, module: torch.nn.Module, seed: int) -> Iterator[_RealState]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        state = _RealState(recorder, module, seed)
+        recorder.substituting = False
+        try:
+            yield state
+        finally:
+            recorder.substituting = True
+            state.leave()
+

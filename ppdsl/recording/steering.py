@@ -1,0 +1,112 @@
+"""Python values taken from tensors while recording: constants are known, inputs become guards, the rest is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ppdsl.recording import compat
+from ppdsl.recording.findings import data_dependence, error_at
+from ppdsl.recording.replay import slice_of
+from ppdsl.recording.structure import Unpacked, fill
+from ppdsl.recording.tape import Record, RecordKind, Value
+
+__all__ = ["python_of_constant", "python_of_input", "shape_of_input"]
+
+_LARGEST_BELOW_ONE = 1.0 - 2.0**-24
+
+
+def python_of_constant(recorder: Any, func: Any, name: str, args: Any, kwargs: Any, values: tuple[Value, ...]) -> Any:
+    """Return the real result; a random number may steer the program only if it could not have steered it otherwise."""
+    result = func(*args, **kwargs)
+    if not any(value.random for value in values):
+        return result
+    parts = unpack_like(args, kwargs)
+    for extreme in (0.0, _LARGEST_BELOW_ONE):
+        try:
+            tensors = slice_of(recorder.records, values).run(
+                recorder.examples, lambda record, drawn: _extreme(record, drawn, extreme)
+            )
+            other_args, other_kwargs = fill(parts.template, tensors)
+            other = func(*other_args, **other_kwargs)
+        except (_NotUniform, LookupError):
+            raise data_dependence(name, recorder.place_now(), recorder.frame, True) from None
+        if other != result:
+            raise data_dependence(name, recorder.place_now(), recorder.frame, True)
+    return result
+
+
+def python_of_input(recorder: Any, func: Any, name: str, parts: Unpacked, values: tuple[Value, ...]) -> Any:
+    """Return the result for the example inputs, and guard it: another micro-batch must give the same."""
+    place = recorder.place_now()
+    try:
+        tensors = slice_of(recorder.records, values).run(recorder.examples)
+    except LookupError as error:
+        raise error_at(
+            "no-example-values",
+            f"The value of argument `{error.args[0]}` steers this code, but the example has no values.",
+            place,
+            "record with real example inputs, not with fake or meta tensors",
+        ) from None
+    args, kwargs = fill(parts.template, tensors)
+    with compat.without_dispatch_modes():
+        result = func(*args, **kwargs)
+    if any(value.random for value in values) or not _guardable(result):
+        raise data_dependence(name, place, recorder.frame, any(value.random for value in values))
+    record = recorder._append(RecordKind.GUARD, func, parts.template, values)
+    record.expected = result
+    record.effect = True
+    return result
+
+
+def shape_of_input(recorder: Any, func: Any, parts: Unpacked, values: tuple[Value, ...]) -> Any:
+    """Return fakes for a result whose shape depends on the numbers in the inputs; the shape is guarded."""
+    if any(value.random for value in values):
+        raise data_dependence(getattr(func, "__name__", "a call"), recorder.place_now(), recorder.frame, True)
+    try:
+        tensors = slice_of(recorder.records, values).run(recorder.examples)
+    except LookupError:
+        raise data_dependence(getattr(func, "__name__", "a call"), recorder.place_now(), recorder.frame) from None
+    args, kwargs = fill(parts.template, tensors)
+    with compat.without_dispatch_modes():
+        result = func(*args, **kwargs)
+    outs = unpack_like(result)
+    record = recorder._append(RecordKind.GUARD, ShapesOf(func), parts.template, values)
+    record.expected = [tuple(tensor.shape) for tensor in outs.tensors]
+    record.effect = True
+    return fill(outs.template, [recorder.fakes.fake_of(tensor) for tensor in outs.tensors])
+
+
+class ShapesOf:
+    """Calls a function and returns the shapes of the tensors in its result."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self.__name__ = f"shape of {getattr(function, '__name__', 'result')}"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[tuple[int, ...]]:
+        return [tuple(tensor.shape) for tensor in unpack_like(self.function(*args, **kwargs)).tensors]
+
+
+def unpack_like(*value: Any) -> Unpacked:
+    """Take one value, or several as a tuple, apart."""
+    from ppdsl.recording.structure import unpack
+
+    return unpack(value[0] if len(value) == 1 else value)
+
+
+class _NotUniform(Exception):
+    pass
+
+
+def _extreme(record: Record, drawn: Any, extreme: float) -> Any:
+    if getattr(record.target, "__name__", "") not in ("rand", "rand_like"):
+        raise _NotUniform
+    return torch.full_like(drawn, extreme)
+
+
+def _guardable(result: Any) -> bool:
+    if isinstance(result, list):
+        return all(map(_guardable, result))
+    return isinstance(result, (bool, int, str))

@@ -1,0 +1,215 @@
+"""What one recording wrote down: values, records and the tree of module calls they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import torch
+
+from ppdsl.annotate import Key
+from ppdsl.graph.ir import TensorMeta
+from ppdsl.recording import compat
+from ppdsl.recording.structure import Path, Template, Unpacked
+from ppdsl.source import Place
+
+__all__ = ["Ambient", "Frame", "Record", "RecordKind", "Tape", "Value", "ValueKind", "ambient_now", "meta_of", "origin"]
+
+
+class ValueKind(StrEnum):
+    """Where a value comes from."""
+
+    INPUT = "input"
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    CONSTANT = "constant"
+    RESULT = "result"
+
+
+@dataclass(slots=True, eq=False)
+class Value:
+    """A tensor at one point of the recording; writing a tensor in place makes a new value of the same tensor.
+
+    Attributes:
+        kind: Where it comes from.
+        meta: Shape, dtype, strides, requires_grad.
+        name: Qualified name of a parameter or buffer, path of an input, else a hint for people.
+        index: Number among the inputs, for an input.
+        record: Index of the record that made it; -1 when none did.
+        path: Where it stands in that record's result.
+        before: The value of the same tensor (or of a tensor that shares its memory) that a write replaced.
+        base: The value whose memory it shares since it was made (a view).
+        known: It follows from inputs and constants alone, by calls that are pure.
+        random: Random numbers went into it.
+        tensor: The real tensor, for a constant.
+        holder: (module, attribute) for a constant or buffer that is read from a module.
+    """
+
+    kind: ValueKind
+    meta: TensorMeta
+    name: str = ""
+    index: int = -1
+    record: int = -1
+    path: Path = ()
+    before: Value | None = None
+    base: Value | None = None
+    known: bool = False
+    random: bool = False
+    tensor: torch.Tensor | None = None
+    holder: tuple[Any, str] | None = None
+
+
+def origin(value: Value) -> Value:
+    """Return the value that this tensor had before the first write."""
+    while value.before is not None:
+        value = value.before
+    return value
+
+
+def meta_of(tensor: torch.Tensor) -> TensorMeta:
+    """Return shape, dtype, strides and requires_grad of a tensor."""
+    stride = tensor.stride() if tensor.layout == torch.strided else ()
+    return TensorMeta(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tuple(stride), tensor.requires_grad)
+
+
+@dataclass(frozen=True, slots=True)
+class Ambient:
+    """Global switches that change what a call does, as they stood at the call."""
+
+    grad: bool = True
+    inference: bool = False
+    autocast: tuple[tuple[str, torch.dtype], ...] = ()
+    autocast_cache: bool = True
+    attention: tuple[bool, ...] = ()
+
+
+def ambient_now() -> Ambient:
+    """Return the switches as they stand."""
+    cuda = torch.backends.cuda
+    return Ambient(
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        compat.autocast_state(),
+        torch.is_autocast_cache_enabled(),
+        (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()),
+    )
+
+
+class RecordKind(StrEnum):
+    """What a record does when it is run again."""
+
+    CALL = "call"
+    IDENTITY = "identity"
+    ATTRIBUTE = "attribute"
+    GUARD = "guard"
+    MODULE = "module"
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """One call.
+
+    Attributes:
+        index: Position on the tape.
+        kind: See `RecordKind`.
+        target: The callable; for an attribute record (module, name); for a guard what it is about.
+        template: (args, kwargs) with holes.
+        inputs: For each hole its value.
+        outputs: (path in the result, value) of each tensor that it made.
+        writes: (before, after) of each tensor it wrote in place, and of each tensor that shares memory with one.
+        stage: The stage mark in force, or None.
+        ambient: The global switches.
+        place: The user's line.
+        frame: The module call it belongs to.
+        effect: It must run even if nobody uses its result.
+        random: It draws random numbers.
+        flops: Floating-point operations.
+        parameters: Values of parameters and buffers used by code that was not recorded call by call.
+        expected: What a guard expects.
+    """
+
+    index: int
+    kind: RecordKind
+    target: Any
+    template: Template
+    inputs: tuple[Value, ...]
+    stage: Key | None
+    ambient: Ambient
+    place: Place | None
+    frame: Frame
+    outputs: list[tuple[Path, Value]] = field(default_factory=list)
+    writes: list[tuple[Value, Value]] = field(default_factory=list)
+    effect: bool = False
+    random: bool = False
+    flops: int = 0
+    parameters: tuple[Value, ...] = ()
+    expected: Any = None
+
+
+@dataclass(slots=True, eq=False)
+class Frame:
+    """One call of a module (or of `checkpoint`), with the records made inside it.
+
+    Attributes:
+        module: The module; None for the outermost frame and for calls of functions.
+        function: What to call when it is no module.
+        name: Dotted name of the module, or of the function.
+        parent: The frame it was called from.
+        call: Which call of this module it is, from 0.
+        start, end: Its records are `start` to `end - 1`.
+        arguments: (args, kwargs), taken apart.
+        inputs: Values of the tensors among the arguments, as they were at the call.
+        result: What it returned, taken apart.
+        outputs: Values of the tensors in the result.
+        parts: Records and frames directly inside, in order.
+        attributes: (module, name, value) of each tensor attribute set inside.
+        marked: A stage mark was passed inside.
+        keep_open: Why it can't be called whole, or None.
+        forced: It was run on real tensors alone, so that it can only be called whole.
+    """
+
+    module: Any
+    name: str
+    parent: Frame | None
+    start: int
+    arguments: Unpacked
+    inputs: tuple[Value, ...]
+    ambient: Ambient
+    place: Place | None
+    stage: Key | None = None
+    function: Callable[..., Any] | None = None
+    call: int = 0
+    end: int = -1
+    result: Unpacked | None = None
+    outputs: tuple[Value, ...] = ()
+    parts: list[Record | Frame] = field(default_factory=list)
+    attributes: list[tuple[Any, str, Value]] = field(default_factory=list)
+    marked: bool = False
+    keep_open: str | None = None
+    forced: bool = False
+    depth: int = -1
+
+
+@dataclass(slots=True, eq=False)
+class Tape:
+    """A finished recording.
+
+    Attributes:
+        records: In the order of the calls.
+        root: The outermost frame.
+        inputs: The caller's tensors.
+        result: What the model (or the loss) returned, taken apart.
+        outputs: Values of the tensors in the model's output.
+        loss: The value of the loss, or None.
+        optional_cuts: Possible borders that the model passed: (name, stage reached, place).
+    """
+
+    records: list[Record]
+    root: Frame
+    inputs: tuple[Value, ...]
+    result: Unpacked
+    outputs: tuple[Value, ...]
+    loss: Value | None
+    optional_cuts: tuple[tuple[str | None, Place], ...] = ()

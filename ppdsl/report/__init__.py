@@ -1,0 +1,1 @@
+"""Graphs, schedules, timelines and findings for people: terminal, SVG, Mermaid, DOT, JSON. Needs rich."""

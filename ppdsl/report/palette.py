@@ -1,0 +1,112 @@
+"""Colours of the drawings, and the console they are printed on.
+
+Every drawing is readable without colour: colour only repeats what letters and line styles say. The fill characters
+of an action are painted in the colour of its background, so they vanish on a terminal and remain in a file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import IO
+
+from rich.color import Color
+from rich.color_triplet import ColorTriplet
+from rich.console import Console
+from rich.style import Style
+
+from ppdsl.schedule.action import ActionKind
+
+__all__ = ["AXIS", "IDLE", "LABEL", "TITLE", "action_style", "blend_style", "hex_color", "make_console", "rank_color"]
+
+Triple = tuple[float, float, float]
+
+TITLE = Style(bold=True)
+LABEL = Style(bold=True)
+AXIS = Style(dim=True)
+IDLE = Style(color="grey50", dim=True)
+
+# Okabe and Ito's palette: told apart by people who see fewer colours.
+_KINDS: dict[ActionKind, Triple] = {
+    ActionKind.FORWARD: (0x1F, 0x77, 0xC4),
+    ActionKind.BACKWARD: (0xE6, 0x9F, 0x00),
+    ActionKind.INPUT_GRAD: (0xCC, 0x79, 0xA7),
+    ActionKind.WEIGHT_GRAD: (0x00, 0x9E, 0x73),
+}
+_EMPTY: Triple = (0x26, 0x26, 0x2A)
+_RANKS = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#f0e442", "#d55e00", "#8da0ff", "#b0b0b0")
+
+
+def action_style(kind: ActionKind, *, chunk: int = 0, chunks: int = 1, odd: bool = False) -> tuple[Style, Style]:
+    """Return the styles of an action's label and of its fill.
+
+    Args:
+        kind: Gives the hue.
+        chunk: Which of the rank's stages; later ones are lighter.
+        chunks: Number of stages of the rank.
+        odd: Whether the micro-batch is odd: a little darker, so that neighbours can be told apart.
+    """
+    back = _shade(kind, chunk, chunks, odd=odd)
+    front: Triple = (0, 0, 0) if _luminance(back) > 130 else (255, 255, 255)
+    background = _color(back)
+    return Style(color=_color(front), bgcolor=background), Style(color=background, bgcolor=background)
+
+
+def blend_style(shares: Mapping[ActionKind, float]) -> Style:
+    """Return the style of a cell in which many actions share the time; what is left to 1 is idle."""
+    idle = max(0.0, 1.0 - sum(shares.values()))
+    mixed = tuple(
+        _EMPTY[channel] * idle + sum(_KINDS[kind][channel] * share for kind, share in shares.items())
+        for channel in range(3)
+    )
+    back: Triple = (mixed[0], mixed[1], mixed[2])
+    front = _mix(back, (0, 0, 0) if _luminance(back) > 130 else (255, 255, 255), 0.35)
+    return Style(color=_color(front), bgcolor=_color(back))
+
+
+def rank_color(rank: int) -> str:
+    """Return the colour of a rank's boxes and rows, as `#rrggbb`."""
+    return _RANKS[rank % len(_RANKS)]
+
+
+def hex_color(kind: ActionKind, *, chunk: int = 0, chunks: int = 1, odd: bool = False) -> str:
+    """Return an action's colour as `#rrggbb`.
+
+    >>> hex_color(ActionKind.FORWARD)
+    '#1f77c4'
+    """
+    red, green, blue = (round(channel) for channel in _shade(kind, chunk, chunks, odd=odd))
+    return f"#{red:02x}{green:02x}{blue:02x}"
+
+
+def make_console(file: IO[str] | None = None, *, stderr: bool = False, width: int | None = None) -> Console:
+    """Return a console that is colourless when `NO_COLOR` is set or the output is no terminal.
+
+    `FORCE_COLOR` overrides the second rule, never the first.
+    """
+    probe = Console(file=file, stderr=stderr, width=width, highlight=False)
+    colored = not os.environ.get("NO_COLOR") and (probe.is_terminal or bool(os.environ.get("FORCE_COLOR")))
+    if colored:
+        return probe
+    return Console(file=file, stderr=stderr, width=width, highlight=False, color_system=None)
+
+
+def _shade(kind: ActionKind, chunk: int, chunks: int, *, odd: bool) -> Triple:
+    light = 0.5 * chunk / (chunks - 1) if chunks > 1 else 0.0
+    color = _mix(_KINDS[kind], (255, 255, 255), light)
+    return _mix(color, (0, 0, 0), 0.16) if odd else color
+
+
+def _mix(first: Triple, second: Triple, share: float) -> Triple:
+    red, green, blue = (a + (b - a) * share for a, b in zip(first, second, strict=True))
+    return red, green, blue
+
+
+def _luminance(color: Triple) -> float:
+    red, green, blue = color
+    return 0.299 * red + 0.587 * green + 0.114 * blue
+
+
+def _color(color: Triple) -> Color:
+    red, green, blue = (min(255, max(0, round(channel))) for channel in color)
+    return Color.from_triplet(ColorTriplet(red, green, blue))

@@ -1,0 +1,1 @@
+"""Run a message plan: in one process, or with torch.distributed. Needs torch."""

@@ -1,0 +1,204 @@
+"""What ranks tell each other beside the tensors: agreement before a step, and why one of them stopped.
+
+Everything goes through the store of torch.distributed, which works while tensors do not flow, and outlives a rank that
+failed. Nothing here waits without looking at the failures of others and at the clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed.distributed_c10d import Store
+
+from ppdsl.diagnostics import CallError, Diagnostic, PpdslError, RunError
+
+__all__ = ["Board"]
+
+_FAILED = "failed"
+_LINGER = 3.0
+"""Seconds a failed rank stays so that the others can read why; they need its connections until then."""
+
+
+class Board:
+    """The notes of all ranks of one pipeline.
+
+    Args:
+        store: A store that all ranks share, for this pipeline alone.
+        rank: This process.
+        ranks: Number of processes.
+        timeout: Seconds to wait for another rank.
+    """
+
+    def __init__(self, store: Store, rank: int, ranks: int, timeout: float) -> None:
+        self._store = store
+        self.rank = rank
+        self.ranks = ranks
+        self.timeout = timeout
+        self._round = 0
+        self._gathered = 0
+
+    # ---------------------------------------------------------------- agreement
+
+    def agree(self, moment: str, facts: Mapping[str, str]) -> None:
+        """Return when every rank has come to its next agreement with the same facts.
+
+        Args:
+            moment: When this happens, to be read after "before" (`step 3`).
+            facts: What has to be equal, by name (`the mode` -> `train`), causes before consequences.
+
+        Raises:
+            CallError: Facts differ, or another rank refused.
+            RunError: A rank failed, left or does not come.
+        """
+        notes = self._exchange(moment, {"facts": dict(facts)})
+        refused = [(rank, note["error"]) for rank, note in enumerate(notes) if "error" in note]
+        if refused:
+            raise CallError(*(_refusal(rank, error, moment) for rank, error in refused))
+        values = {name: [note["facts"].get(name) for note in notes] for name in facts}
+        differing = next((name for name in facts if len(set(values[name])) > 1), None)
+        if differing is not None:
+            # What comes later in the list mostly follows from it: another mode has another plan.
+            raise CallError(_difference(differing, moment, values[differing]))
+
+    def refuse(self, moment: str, error: Exception) -> None:
+        """Take this rank's part in the next agreement by refusing."""
+        self._note({"moment": moment, "error": _text_of(error)})
+        self._round += 1
+
+    def _note(self, note: dict[str, Any]) -> None:
+        self._store.set(f"agree/{self._round}/{self.rank}", json.dumps(note))
+
+    def _exchange(self, moment: str, note: dict[str, Any]) -> list[dict[str, Any]]:
+        self._note(note)
+        keys = [f"agree/{self._round}/{rank}" for rank in range(self.ranks)]
+        self._await(keys, moment)
+        notes = [json.loads(self._store.get(key)) for key in keys]
+        if self._round > 1:
+            # Who is in this round has read the one before the last.
+            self._store.delete_key(f"agree/{self._round - 2}/{self.rank}")
+        self._round += 1
+        return notes
+
+    def gather(self, text: str) -> tuple[str, ...]:
+        """Return the text of every rank.
+
+        Raises:
+            RunError: A rank failed, left or does not come.
+        """
+        keys = [f"gather/{self._gathered}/{rank}" for rank in range(self.ranks)]
+        self._store.set(keys[self.rank], text)
+        self._await(keys, "the measured times")
+        texts = tuple(self._store.get(key).decode() for key in keys)
+        if self._gathered:
+            self._store.delete_key(f"gather/{self._gathered - 1}/{self.rank}")
+        self._gathered += 1
+        return texts
+
+    def _await(self, keys: list[str], moment: str) -> None:
+        end = time.monotonic() + self.timeout
+        pause = 0.0001
+        while not self._store.check(keys):
+            self.raise_failure(f"before {moment}")
+            absent = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+            gone = [rank for rank in absent if self._has_left(rank, keys[rank])]
+            if gone or time.monotonic() > end:
+                raise RunError(self._missing(absent, gone, moment))
+            time.sleep(pause)
+            pause = min(0.02, pause * 1.5)
+
+    def _has_left(self, rank: int, key: str) -> bool:
+        # It may have written its note, and then left, since the note was looked for.
+        return self._store.check([f"left/{rank}"]) and not self._store.check([key])
+
+    def _missing(self, absent: list[int], gone: list[int], moment: str) -> Diagnostic:
+        if gone:
+            message = f"Rank {gone[0]} ended before {moment}, which rank {self.rank} has begun."
+            return Diagnostic("rank-ended", message, help="all ranks must make the same calls")
+        names = ", ".join(map(str, absent))
+        noun = "Rank" if len(absent) == 1 else "Ranks"
+        waited = f"within {self.timeout:g} seconds; rank {self.rank} waits there"
+        message = f"{noun} {names} did not come to {moment} {waited}."
+        return Diagnostic("rank-missing", message, help="all ranks must make the same calls; timeout= sets the wait")
+
+    # ---------------------------------------------------------------- failures
+
+    def publish(self, error: BaseException) -> None:
+        """Tell all ranks why this one stops; the first failure stands."""
+        with contextlib.suppress(Exception):
+            note = json.dumps({"rank": self.rank, "text": _text_of(error)})
+            self._store.compare_set(_FAILED, "", note)
+
+    def failure(self) -> tuple[int, str] | None:
+        """Return the rank that failed first and its text, or None."""
+        if not self._store.check([_FAILED]):
+            return None
+        note = json.loads(self._store.get(_FAILED))
+        return note["rank"], note["text"]
+
+    def raise_failure(self, waiting: str, patience: float = 0.0) -> None:
+        """Raise the failure of another rank, if there is one.
+
+        Args:
+            waiting: What this rank was doing, to be read after "Rank 0 stopped".
+            patience: Seconds to give the other rank to publish it.
+
+        Raises:
+            RunError: Another rank failed.
+        """
+        end = time.monotonic() + patience
+        while (failure := self.failure()) is None:
+            if time.monotonic() >= end:
+                return
+            time.sleep(0.02)
+        rank, text = failure
+        message = f"Rank {self.rank} stopped {waiting}, because rank {rank} failed."
+        quoted = "\n".join(f"rank {rank} | {line}".rstrip() for line in text.splitlines())
+        raise RunError(Diagnostic("other-rank-failed", message, excerpt=quoted))
+
+    def linger(self) -> None:
+        """Say that this rank knows of the failure, and stay until the others do too, a few seconds at most."""
+        with contextlib.suppress(Exception):
+            self._store.set(f"knows/{self.rank}", "")
+            keys = [f"knows/{rank}" for rank in range(self.ranks)]
+            self._poll(lambda: self._store.check(keys), min(_LINGER, self.timeout))
+
+    def leave(self) -> None:
+        """Say that this process ends."""
+        with contextlib.suppress(Exception):
+            # Not the default of the store, which may wait for minutes for a host that is gone.
+            self._store.set_timeout(timedelta(seconds=1))
+            self._store.set(f"left/{self.rank}", "")
+
+    @staticmethod
+    def _poll(done: Callable[[], bool], seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not done() and time.monotonic() < end:
+            time.sleep(0.02)
+
+
+def _text_of(error: BaseException) -> str:
+    if isinstance(error, PpdslError):
+        return str(error)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _refusal(rank: int, error: str, moment: str) -> Diagnostic:
+    quoted = "\n".join(f"rank {rank} | {line}".rstrip() for line in error.splitlines())
+    return Diagnostic("refused-elsewhere", f"Rank {rank} refused {moment}, so all ranks do.", excerpt=quoted)
+
+
+def _difference(name: str, moment: str, values: list[str | None]) -> Diagnostic:
+    groups: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        groups.setdefault(value or "missing", []).append(rank)
+    parts = [
+        f"{value} on {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
+        for value, ranks in groups.items()
+    ]
+    message = f"Ranks disagree before {moment}: {name} is {' and '.join(parts)}."
+    return Diagnostic("ranks-disagree", message, help="all ranks must build the same model and make the same calls")

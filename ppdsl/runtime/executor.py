@@ -1,0 +1,207 @@
+"""The interpreter of one rank's steps, over any transport.
+
+A plan's steps become a flat list of instructions once; running one only fetches and stores slots of a stage and calls
+the transport. Nothing is looked up by name, logged or timed unless a timeline is asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple, assert_never
+
+import torch
+
+from ppdsl.diagnostics import Diagnostic, ScheduleError
+from ppdsl.plan.messages import Compute, Direction, Free, MessagePlan, Recv, Send, Step, Wait
+from ppdsl.runtime.failure import Situation, stage_failure
+from ppdsl.runtime.stage import StageState
+from ppdsl.runtime.transport import Parcel, Transport
+from ppdsl.schedule.action import Action, ActionKind
+
+__all__ = ["Executor", "Measured"]
+
+
+class Measured(NamedTuple):
+    """One computation, in seconds of this process's clock (`time.perf_counter`)."""
+
+    action: Action
+    start: float
+    end: float
+
+
+class _Op(IntEnum):
+    COMPUTE = 0
+    WAIT = 1
+    RECV = 2
+    SEND = 3
+    FREE = 4
+
+
+class _Instruction(NamedTuple):
+    op: _Op
+    microbatch: int
+    parcel: Any
+    call: Callable[..., Any]
+    step: Step
+
+
+class Executor:
+    """Runs one rank's list.
+
+    Args:
+        plan: The message plan.
+        rank: Whose list.
+        stages: The state of each stage of that rank, by stage index; connected to each other here.
+        parcels: Every message of the plan with its parcel.
+        transport: What carries tensors to and from other ranks.
+        device: Where this rank computes; a timeline waits for it before it reads the clock.
+    """
+
+    def __init__(
+        self,
+        plan: MessagePlan,
+        rank: int,
+        stages: Mapping[int, StageState],
+        parcels: Mapping[Any, Parcel],
+        transport: Transport,
+        device: torch.device,
+    ) -> None:
+        self.rank = rank
+        self.stages = dict(stages)
+        self._plan = plan
+        self._transport = transport
+        self._device = device
+        for state in self.stages.values():
+            state.connect(self.stages)
+        self._instructions = [self._compile(step, parcels) for step in plan.rows[rank]]
+        self.position = 0
+        self._measure = False
+        self.measured: list[Measured] = []
+
+    def begin(self, *, measure: bool) -> None:
+        """Go back to the first step of the list."""
+        self.position = 0
+        self._measure = measure
+        self.measured = []
+
+    def drain(self) -> None:
+        """Return when all that this rank sent has left."""
+        self._transport.drain()
+
+    def advance(self) -> bool:
+        """Run until the end of the list (True) or until a receive is not there yet (False).
+
+        Raises:
+            RunError: A stage failed, or a peer did.
+            failure: The `RunError` made of an error in a stage.
+        """
+        instructions, transport = self._instructions, self._transport
+        position, end = self.position, len(self._instructions)
+        try:
+            while position < end:
+                op, microbatch, parcel, call, _ = instructions[position]
+                if op == _Op.COMPUTE:
+                    if self._measure:
+                        self._timed(position)
+                    else:
+                        call(microbatch)
+                elif op == _Op.WAIT:
+                    if not transport.ready(parcel):
+                        return False
+                    call(microbatch, transport.wait(parcel))
+                elif op == _Op.RECV:
+                    transport.recv(parcel)
+                elif op == _Op.SEND:
+                    transport.send(parcel, call(microbatch))
+                else:
+                    call(microbatch)
+                position += 1
+        except Exception as error:
+            self.position = position
+            failure = stage_failure(error, self.situation)
+            if failure is error:
+                raise
+            raise failure from error
+        finally:
+            self.position = position
+        return True
+
+    def _timed(self, position: int) -> None:
+        _, microbatch, _, call, step = self._instructions[position]
+        self._synchronize()
+        start = time.perf_counter()
+        call(microbatch)
+        self._synchronize()
+        if isinstance(step, Compute):
+            self.measured.append(Measured(step.action, start, time.perf_counter()))
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    @property
+    def situation(self) -> Situation:
+        """Where in its list this rank stands."""
+        if self.position >= len(self._instructions):
+            return Situation(self.rank)
+        step = self._instructions[self.position].step
+        match step:
+            case Compute(action):
+                return Situation(self.rank, self._plan.graph.stages[action.stage], action=action)
+            case Send(message) | Recv(message) | Wait(message):
+                edge = self._plan.graph.edges[message.edge]
+                forward = message.direction is Direction.FORWARD
+                sends = isinstance(step, Send)
+                index = edge.producer if forward == sends else message.consumer
+                return Situation(self.rank, self._plan.graph.stages[index], message=message, value=edge.value)
+            case Free(stage, _):
+                return Situation(self.rank, self._plan.graph.stages[stage])
+            case _:
+                assert_never(step)
+
+    # ---------------------------------------------------------------- compiling, once
+
+    def _compile(self, step: Step, parcels: Mapping[Any, Parcel]) -> _Instruction:
+        match step:
+            case Compute(action):
+                return _Instruction(_Op.COMPUTE, action.microbatch, None, self._computation(action), step)
+            case Send(message):
+                edge = self._plan.graph.edges[message.edge]
+                if message.direction is Direction.FORWARD:
+                    take = self.stages[edge.producer].value_taker(edge.index)
+                else:
+                    take = self.stages[message.consumer].gradient_taker(edge.index)
+                return _Instruction(_Op.SEND, message.microbatch, parcels[message], take, step)
+            case Recv(message):
+                return _Instruction(_Op.RECV, message.microbatch, parcels[message], _nothing, step)
+            case Wait(message):
+                edge = self._plan.graph.edges[message.edge]
+                if message.direction is Direction.FORWARD:
+                    put = self.stages[message.consumer].value_putter(edge.index)
+                else:
+                    put = self.stages[edge.producer].gradient_putter(edge.index, message.consumer)
+                return _Instruction(_Op.WAIT, message.microbatch, parcels[message], put, step)
+            case Free(stage, microbatch):
+                return _Instruction(_Op.FREE, microbatch, None, self.stages[stage].free, step)
+            case _:
+                assert_never(step)
+
+    def _computation(self, action: Action) -> Callable[[int], None]:
+        state = self.stages[action.stage]
+        match action.kind:
+            case ActionKind.FORWARD:
+                return state.forward
+            case ActionKind.BACKWARD:
+                return state.backward
+            case ActionKind.INPUT_GRAD | ActionKind.WEIGHT_GRAD:
+                message = f"Action {action} splits a backward into input and weight gradients."
+                advice = "this version runs whole backwards: use a schedule with B, such as 1f1b or gpipe"
+                raise ScheduleError(Diagnostic("split-backward", message, help=advice))
+            case _:
+                assert_never(action.kind)
+
+
+def _nothing() -> Sequence[torch.Tensor]:
+    return ()

@@ -1,0 +1,46 @@
+"""Which names of the model's state belong to this process."""
+
+from __future__ import annotations
+
+from ppdsl.runtime.compiled import Compiled
+
+__all__ = ["local_names", "owned_keys"]
+
+
+def local_names(compiled: Compiled) -> frozenset[str]:
+    """Return the names, as `model.named_parameters()` gives them, of the parameters that belong to this process."""
+    model = compiled.recording.model
+    mine = {id(p) for program in compiled.programs for _, p in program.parameters}
+    used = {id(p) for program in compiled.recording.programs for _, p in program.parameters}
+    first = 0 in compiled.local
+    named = model.named_parameters()
+    return frozenset(name for name, p in named if id(p) in mine or (first and id(p) not in used))
+
+
+def owned_keys(compiled: Compiled) -> frozenset[str]:
+    """Return the keys of the model's state dictionary that belong to this process.
+
+    A tied parameter belongs to every rank that uses it, under all its names. What no stage uses belongs to rank 0.
+    """
+    model = compiled.recording.model
+    local = {program.stage for program in compiled.programs}
+    mine = {id(p) for program in compiled.programs for _, p in program.parameters}
+    used = {id(p) for program in compiled.recording.programs for _, p in program.parameters}
+    keys_of: dict[str, bool] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) in used:
+            keys_of[name] = id(parameter) in mine
+    for stage in compiled.graph.stages:
+        for name in stage.buffers:
+            keys_of[name] = keys_of.get(name, False) or stage.index in local
+    prefixes = [(module, stage.index in local) for stage in compiled.graph.stages for module in stage.modules]
+    first = 0 in compiled.local
+    owned = []
+    for key in model.state_dict():
+        known = keys_of.get(key)
+        if known is None:
+            inside = [here for module, here in prefixes if key.startswith(f"{module}.")]
+            known = any(inside) if inside else first
+        if known:
+            owned.append(key)
+    return frozenset(owned)

@@ -1,0 +1,20 @@
+"""Simulation: predicted timelines, their numbers, and bounds to compare them with."""
+
+from ppdsl.simulation.bounds import Bounds, lower_bounds
+from ppdsl.simulation.costs import Costs, flop_costs, measured_costs, uniform_costs
+from ppdsl.simulation.measures import Metrics, bubble_fraction, metrics
+from ppdsl.simulation.simulator import simulate, simulate_schedule
+
+__all__ = [
+    "Bounds",
+    "Costs",
+    "Metrics",
+    "bubble_fraction",
+    "flop_costs",
+    "lower_bounds",
+    "measured_costs",
+    "metrics",
+    "simulate",
+    "simulate_schedule",
+    "uniform_costs",
+]

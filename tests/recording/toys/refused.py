@@ -1,0 +1,191 @@
+"""Toys that must be refused: values that steer glue, calls nobody can see, marks that mean nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import ppdsl as pp
+from tests.recording.toys.base import PENDING, Net, toy
+from tests.recording.toys.values import LayerDrop, scripted
+
+__all__: list[str] = []
+
+
+@toy("3.16", "6.2", error=PENDING)
+class LayerDropOfAHalf(LayerDrop):
+    drop = 0.5
+
+
+@toy("3.17", "6.1", error=PENDING)
+class FloatOfAnInputInGlue(Net):
+    """A float of an input is no guard: it would never be equal twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with pp.stage(0):
+            h = self.a(x) * float(x.abs().max())
+        with pp.stage(1):
+            return self.b(h)
+
+
+@toy("6.1", error=PENDING)
+class BranchOnAnActivationInGlue(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        with pp.stage(0):
+            h = self.a(x)
+        if h.sum() > 0:
+            h = h * 2
+        with pp.stage(1):
+            return self.b(h)
+
+
+@toy("6.1", error=PENDING)
+class ItemOfAnActivationInGlue(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        with pp.stage(0):
+            h = self.a(x)
+        with pp.stage(1):
+            return self.b(h) * h.max().item()
+
+
+@toy("6.1", error=PENDING)
+class FloatOfAParameterInGlue(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        with pp.stage(0):
+            h = self.a(x) * float(self.b.weight[0, 0])
+        with pp.stage(1):
+            return self.b(h)
+
+
+@toy("6.1", error=PENDING)
+class NumpyOfAnActivationInGlue(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        with pp.stage(0):
+            h = self.a(x)
+        order = np.argsort(h.detach().numpy()[:, 0])
+        with pp.stage(1):
+            return self.b(h)[torch.from_numpy(order)]
+
+
+@toy("6.1", error=PENDING)
+class ListOfAnActivationInGlue(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        with pp.stage(0):
+            h = self.a(x)
+            best = h.argmax(-1).tolist()
+        with pp.stage(1):
+            return self.b(h)[best]
+
+
+@toy("6.1", error=PENDING)
+class NonzeroOfAnActivationInGlue(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        with pp.stage(0):
+            h = self.a(x)
+        rows = (h[:, 0] > 0).nonzero().flatten()
+        with pp.stage(1):
+            return self.b(h[rows]).sum(0)
+
+
+@toy("3.29", "6.9", error=PENDING)
+class ScriptFunctionInGlue(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        with pp.stage(0):
+            h = scripted(self.a(x))
+        with pp.stage(1):
+            return self.b(h)
+
+
+@toy("3.29", "6.10", error=PENDING)
+class LazyLayer(Net):
+    def setup(self) -> None:
+        self.lazy = nn.LazyLinear(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with pp.stage(0):
+            h = self.lazy(x)
+        with pp.stage(1):
+            return self.b(h)
+
+
+class Opaque:
+    """Holds a tensor and is no container that anyone knows."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+@toy("5.10", error=PENDING)
+class OutputIsNoTensorTree(Net):
+    def forward(self, x: Tensor) -> Opaque:
+        with pp.stage(0):
+            h = self.a(x)
+        with pp.stage(1):
+            return Opaque(self.b(h))
+
+
+@toy("3.30", error=PENDING)
+class BegunModuleIsNeverCalled(Net):
+    def setup(self) -> None:
+        self.blocks = nn.ModuleList([nn.Linear(4, 4)])
+
+    def mark(self) -> None:
+        pp.begin(self.blocks, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks[0](self.a(x))
+
+
+@toy("4", error=PENDING)
+class BeginInsideABlock(Net):
+    def mark(self) -> None:
+        pp.begin(self.b, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with pp.stage(0):
+            return self.b(self.a(x))
+
+
+@toy("4", "3.30", error=PENDING)
+class BeginGoesBack(Net):
+    """A shared module is begun again later: the stage would go back to an earlier one."""
+
+    def mark(self) -> None:
+        pp.begin(self.a, 1)
+        pp.begin(self.b, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(self.b(self.a(self.c(x))))
+
+
+@toy("4", error=PENDING)
+class CutpointsAndNumberedBlocks(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        with pp.stage(0):
+            h = self.a(x)
+        h = pp.cutpoint(self.b(h))
+        with pp.stage(1):
+            return self.c(h)
+
+
+@toy("4", error=PENDING)
+class LeadingCutpoint(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        x = pp.cutpoint(x)
+        h = pp.cutpoint(self.a(x))
+        return self.b(h)
+
+
+@toy("4", error=PENDING)
+class TrailingCutpoint(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        h = pp.cutpoint(self.a(x))
+        return pp.cutpoint(self.b(h))
+
+
+@toy("4", error=PENDING)
+class AdjacentCutpoints(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        h = pp.cutpoint(pp.cutpoint(self.a(x)))
+        return self.b(h)
