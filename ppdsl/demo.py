@@ -32,9 +32,9 @@ class UNet(nn.Module):
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.down0 = _block(1, width)
-        self.down1 = _block(width, 2 * width)
-        self.middle = _block(2 * width, 4 * width)
+        self.down0 = nn.Sequential(_block(1, width), _block(width, width))
+        self.down1 = nn.Sequential(_block(width, 2 * width), _block(2 * width, 2 * width))
+        self.middle = nn.Sequential(_block(2 * width, 4 * width), _block(4 * width, 4 * width))
         self.up1 = _block(6 * width, 2 * width)
         self.up0 = _block(3 * width, width)
         self.head = nn.Conv2d(width, 1, kernel_size=1)
@@ -76,7 +76,7 @@ def noisy_blobs(count: int, generator: torch.Generator, size: int = 16) -> tuple
     return clean + 0.3 * torch.randn(clean.shape, generator=generator), clean
 
 
-def make(images: int = 8) -> dict[str, Any]:
+def make(images: int = 4) -> dict[str, Any]:
     """Return the model with one micro-batch, as `ppdsl graph --model ppdsl.demo:make` takes it.
 
     Args:

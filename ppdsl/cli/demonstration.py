@@ -21,7 +21,7 @@ from ppdsl.timeline import Timeline
 
 __all__ = ["run_demo"]
 
-_IMAGES = 8  # in a micro-batch
+_IMAGES = 4  # in a micro-batch
 _LINES = 6
 
 
@@ -36,8 +36,8 @@ def run_demo(options: Namespace, output: Output) -> Exit:
         Text("The stages, and what goes between them in one micro-batch", style=TITLE),
         render_dag(graph, width=width, placement=schedule.placement, ascii_only=plain),
         render_comparison(measured.predicted, measured.timeline, width=width, title=title, ascii_only=plain),
-        Text(TURNS, style=AXIS),
     )
+    output.note(TURNS)
     if losses[-1] < losses[0]:
         return Exit.FINE
     message = f"The loss did not fall: {losses[0]:.4f} at step 1, {losses[-1]:.4f} at step {len(losses)}."

@@ -23,8 +23,8 @@ __all__ = ["MEASURED_STEPS", "TURNS", "Measured", "compare_steps", "lay_side_by_
 
 MEASURED_STEPS = 10
 TURNS = (
-    "Ranks took turns in this process. Each action is drawn with its measured time, the shortest of\n"
-    "five steps, as if ranks had run side by side; the prediction knows five earlier ones."
+    "Ranks took turns in this process. Each action is drawn with its measured time, the shortest of five steps, "
+    "as if ranks had run side by side; the prediction knows five earlier steps."
 )
 
 

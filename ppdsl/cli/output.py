@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from ppdsl.diagnostics import Diagnostic, PpdslError
 from ppdsl.report.diagnostics import render_diagnostics
-from ppdsl.report.palette import make_console
+from ppdsl.report.palette import AXIS, make_console
 
 __all__ = ["Exit", "Output", "WrongUseError"]
 
@@ -60,7 +61,12 @@ class Output:
         for position, text in enumerate(texts):
             if position:
                 self.results.print()
-            self.results.print(text, no_wrap=True, overflow="ignore", crop=False)
+            self.results.print(self._writable(text, self.results), no_wrap=True, overflow="ignore", crop=False)
+
+    def note(self, words: str) -> None:
+        """Write a remark, wrapped to the width."""
+        self.results.print()
+        self.results.print(Text("\n".join(textwrap.wrap(words, self.width)), style=AXIS))
 
     def write(self, text: str) -> None:
         """Write text for another program, as it is."""
@@ -75,4 +81,11 @@ class Output:
             for diagnostic in diagnostics:
                 print(diagnostic.to_json(), file=self.findings.file)
         else:
-            self.findings.print(render_diagnostics(diagnostics), no_wrap=True, overflow="ignore", crop=False)
+            text = self._writable(render_diagnostics(diagnostics), self.findings)
+            self.findings.print(text, no_wrap=True, overflow="ignore", crop=False)
+
+    @staticmethod
+    def _writable(text: Text, console: Console) -> Text:
+        """Replace what the console's encoding does not have: a name in another script must not end the command."""
+        text.plain = text.plain.encode(console.encoding, "replace").decode(console.encoding)
+        return text

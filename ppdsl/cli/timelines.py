@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.text import Text
-
 from ppdsl.cli.graphs import record_graph
 from ppdsl.cli.measuring import TURNS, Measured, measure
 from ppdsl.cli.models import ModelCall, load_model
@@ -19,7 +17,6 @@ from ppdsl.graph.ir import StageGraph
 from ppdsl.graph.shapes import chain_graph
 from ppdsl.plan.lowering import lower
 from ppdsl.plan.placement import place
-from ppdsl.report.palette import AXIS
 from ppdsl.report.tables import format_table
 from ppdsl.report.timeline import format_time, render_comparison, render_timeline
 from ppdsl.report.timeline_svg import to_svg
@@ -190,7 +187,8 @@ def _show_measured(found: Measured, options: Namespace, output: Output) -> Exit:
             output.write(to_svg(both, title=found.schedule.name))
         case _:
             drawing = render_comparison(*both, width=output.width, title=title, ascii_only=output.ascii_only)
-            output.show(drawing, Text(TURNS, style=AXIS))
+            output.show(drawing)
+            output.note(TURNS)
     return _write_trace(both, found.schedule.name, options, output)
 
 

@@ -43,7 +43,7 @@ def find_deadlock(plan: MessagePlan) -> Diagnostic | None:
         return None
     ranks = sorted(blocked.rank for blocked in cycle)
     named = f"{', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
-    # Waits only follow sends that stand still, so a circle has a send in it unless the computations themselves have one.
+    # A wait follows from a send that stands still: no circle without one, unless the computations have one themselves.
     stuck = next((b for b in cycle if isinstance(plan.rows[b.rank][b.position], Send)), cycle[0])
     message = _message_of(plan, stuck)
     what = explain_message(plan.graph, message)

@@ -9,6 +9,7 @@ import torch
 
 from ppdsl.diagnostics import Diagnostic, Label
 from ppdsl.graph.ir import Edge, InputRoute, OutputRoute, Stage, StageGraph, Tie
+from ppdsl.recording.checks import check_borders, check_open_frames, warnings_of
 from ppdsl.recording.items import Collapsed, Item, collapse
 from ppdsl.recording.programs import Result, Source, SourceKind, StageProgram, build_module
 from ppdsl.recording.routes import Routes
@@ -35,7 +36,6 @@ def build(
     spans: dict[Any, Span],
     aliases: dict[int, list[str]],
     output_names: tuple[str, ...],
-    warnings: tuple[Diagnostic, ...] = (),
 ) -> Built:
     """Return the stage graph and one program for each of its stages.
 
@@ -45,11 +45,12 @@ def build(
         spans: Where each stage key was marked.
         aliases: All names of each parameter and buffer, by id.
         output_names: Paths of the tensors in the model's output.
-        warnings: Findings of the recording.
     """
     collapsed = collapse(tape)
+    check_open_frames(tape, collapsed)
     outputs = [*tape.outputs, *((tape.loss,) if tape.loss is not None else ())]
     visits, repeating = assign_visits(collapsed, outputs)
+    check_borders(visits, collapsed)
     routes = Routes(collapsed, visits, repeating, outputs)
     position = {id(visit): index for index, visit in enumerate(visits)}
     edges = _edges(routes, position, collapsed)
@@ -84,7 +85,7 @@ def build(
         ),
         loss=None if tape.loss is None else _home(routes.resolve(tape.loss), routes, position, len(visits)),
         name=type(model).__name__,
-        warnings=(*warnings, *_edge_warnings(edges, collapsed)),
+        warnings=(*warnings_of(tape, collapsed), *_edge_warnings(edges, collapsed)),
     )
     return Built(graph, tuple(programs), collapsed)
 

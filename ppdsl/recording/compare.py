@@ -1,4 +1,8 @@
-"""Two recordings of one micro-batch must be the same: whatever Python counted, drew or built in between shows here."""
+"""Two recordings of one micro-batch must be the same: whatever Python counted, drew or built in between shows here.
+
+Only what would be run again is compared: calls between modules, and modules called whole with their arguments. What happens
+inside a whole module is its own business.
+"""
 
 from __future__ import annotations
 
@@ -9,66 +13,88 @@ import torch
 
 from ppdsl.diagnostics import Diagnostic, RecordingError
 from ppdsl.recording.findings import labels_of
+from ppdsl.recording.items import Collapsed, Item, collapse
 from ppdsl.recording.structure import Atom, Branch, Template, same_shape_of
-from ppdsl.recording.tape import Record, Tape, Value, ValueKind
+from ppdsl.recording.tape import Record, Tape, Value, ValueKind, origin
+from ppdsl.source import Place
 
 __all__ = ["difference"]
 
 
 def difference(first: Tape, second: Tape) -> RecordingError | None:
     """Return the error that describes where two recordings part, or None when they agree."""
-    for left, right in zip(first.records, second.records, strict=False):
-        what = _differs(left, right)
+    left, right = _Numbered(first), _Numbered(second)
+    for a, b in zip(left.items, right.items, strict=False):
+        what = _items_apart(a, b, left, right)
         if what is not None:
-            return _error(right, what)
-    if len(first.records) != len(second.records):
-        longer = max(first, second, key=lambda tape: len(tape.records))
-        record = longer.records[min(len(first.records), len(second.records))]
-        return _error(record, f"{len(first.records)} / {len(second.records)} calls")
-    outputs = [tuple(map(_descriptor, tape.outputs)) for tape in (first, second)]
-    if outputs[0] != outputs[1] and second.records:
-        return _error(second.records[-1], "other outputs")
+            return _error(b.place, what)
+    if len(left.items) != len(right.items):
+        longer = max(left, right, key=lambda side: len(side.items))
+        item = longer.items[min(len(left.items), len(right.items))]
+        return _error(item.place, f"{len(left.items)} / {len(right.items)} calls")
+    for a_guard, b_guard in zip(left.guards, right.guards, strict=False):
+        if a_guard.expected != b_guard.expected:
+            return _error(b_guard.place, f"{a_guard.expected} / {b_guard.expected}")
+    if list(map(left.of, first.outputs)) != list(map(right.of, second.outputs)):
+        return _error(right.items[-1].place if right.items else None, "other outputs")
     return None
 
 
-def _error(record: Record, what: str) -> RecordingError:
+class _Numbered:
+    """A collapsed tape whose values are named by the item that makes them."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._collapsed: Collapsed = collapse(tape)
+        self.items: list[Item] = self._collapsed.items
+        self.guards: list[Record] = self._collapsed.guards
+        self._names: dict[int, tuple[Any, ...]] = {}
+        for position, item in enumerate(self.items):
+            for path, value in item.outputs:
+                self._names[id(value)] = (position, path)
+            for number, (_, value) in enumerate(item.writes):
+                self._names[id(value)] = (position, "written", number)
+            for _, name, value in item.attributes:
+                self._names[id(value)] = (position, "attribute", name)
+
+    def of(self, value: Value) -> tuple[Any, ...]:
+        """Return a name that is equal in equal recordings."""
+        value = self._collapsed.resolve(value)
+        if id(value) in self._names:
+            return self._names[id(value)]
+        start = origin(value)
+        return (start.kind, start.name if start.kind is not ValueKind.CONSTANT else "", start.index)
+
+
+def _error(place: Place | None, what: str) -> RecordingError:
     return RecordingError(
         Diagnostic(
             "unstable-recording",
             f"Two recordings of the same micro-batch differ here: {what}.",
-            labels_of(record.place),
+            labels_of(place),
             "a Python counter, random or numpy decides what runs between modules; move it into a module of one stage",
         )
     )
 
 
-def _differs(left: Record, right: Record) -> str | None:
-    if not _same_callable(left.target, right.target):
-        return f"{_name(left)} / {_name(right)}"
-    if left.kind is not right.kind or left.stage != right.stage:
-        return f"stage {left.stage} / stage {right.stage}"
-    if (left.place is None) != (right.place is None) or (
-        left.place is not None and right.place is not None and left.place != right.place
-    ):
-        return f"{_where(left)} / {_where(right)}"
-    if left.ambient != right.ambient:
+def _items_apart(a: Item, b: Item, left: _Numbered, right: _Numbered) -> str | None:
+    if not _same_callable(a.target, b.target):
+        return f"{a.name} / {b.name}"
+    if a.stage != b.stage:
+        return f"stage {a.stage} / stage {b.stage}"
+    if a.place != b.place:
+        return f"{_where(a.place)} / {_where(b.place)}"
+    if a.ambient != b.ambient:
         return "grad or autocast mode"
-    if not same_shape_of(left.template, right.template):
-        return _atoms_apart(left.template, right.template) or f"arguments of {_name(left)}"
-    if left.expected != right.expected:
-        return f"{left.expected} / {right.expected}"
-    for a, b in zip(left.inputs, right.inputs, strict=True):
-        if a.kind is ValueKind.CONSTANT and b.kind is ValueKind.CONSTANT:
-            if not _same_constant(a, b):
-                return f"a constant tensor of {_name(left)}"
-        elif _descriptor(a) != _descriptor(b):
-            return f"what goes into {_name(left)}"
-    shapes = [[(path, value.meta) for path, value in record.outputs] for record in (left, right)]
-    return None if shapes[0] == shapes[1] else f"the result of {_name(left)}"
-
-
-def _descriptor(value: Value) -> tuple[Any, ...]:
-    return (value.kind, value.index, value.record, value.path if value.before is None else ("written", value.name))
+    if not same_shape_of(a.template, b.template):
+        return _atoms_apart(a.template, b.template) or f"arguments of {a.name}"
+    for one, other in zip(a.inputs, b.inputs, strict=True):
+        if one.kind is ValueKind.CONSTANT and other.kind is ValueKind.CONSTANT and one.before is other.before is None:
+            if not _same_constant(one, other):
+                return f"a constant tensor of {a.name}"
+        elif left.of(one) != right.of(other):
+            return f"what goes into {a.name}"
+    results = [[(path, value.meta) for path, value in item.outputs] for item in (a, b)]
+    return None if results[0] == results[1] else f"the result of {a.name}"
 
 
 def _same_constant(left: Value, right: Value) -> bool:
@@ -78,7 +104,9 @@ def _same_constant(left: Value, right: Value) -> bool:
     if left.meta != right.meta:
         return False
     try:
-        return bool(torch.equal(a, b)) or bool(torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num()))
+        return bool(torch.equal(a, b)) or bool(
+            torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+        )
     except (RuntimeError, TypeError):
         return True
 
@@ -96,14 +124,8 @@ def _same_callable(left: Any, right: Any) -> bool:
     return inner is not None and _same_callable(inner, getattr(right, "function", None))
 
 
-def _name(record: Record) -> str:
-    if isinstance(record.target, tuple):
-        return f"setting `{record.target[1]}`"
-    return str(getattr(record.target, "__name__", type(record.target).__name__))
-
-
-def _where(record: Record) -> str:
-    return record.place.span.short if record.place is not None else "an unknown place"
+def _where(place: Place | None) -> str:
+    return place.span.short if place is not None else "an unknown place"
 
 
 def _atoms_apart(left: Template, right: Template) -> str | None:

@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 __all__ = [
     "DATA_ERRORS",
+    "SHAPE_ERRORS",
     "FakeTensor",
     "autocast_state",
     "functions_to_intercept",
@@ -43,6 +44,8 @@ DATA_ERRORS = (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
+# Among them: the shape of a result, or a Python number, depends on the values.
+SHAPE_ERRORS = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
 
 def make_fake_mode() -> Any:
@@ -111,6 +114,9 @@ def functions_to_intercept() -> tuple[tuple[str, Any], ...]:
         ("vmap", _apis.vmap_impl),
         ("grad", _eager_transforms.grad_impl),
         ("cond", torch.cond),
+        ("autocast_enter", torch.amp.autocast_mode.autocast.__enter__),
+        ("autocast_exit", torch.amp.autocast_mode.autocast.__exit__),
+        ("saved_hooks", torch.autograd.graph.saved_tensors_hooks.__enter__),
     )
 
 

@@ -93,11 +93,14 @@ class FakeState:
 
 
 def real_like(tensor: torch.Tensor, seed: int) -> torch.Tensor:
-    """Return a small random tensor with the size, layout, type and requires_grad of `tensor`; integers are 0."""
+    """Return a small random tensor with the size, layout, type and requires_grad of `tensor`; integers are 0: any table has that row."""
     real = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
     if real.is_floating_point() or real.is_complex():
         generator = torch.Generator().manual_seed(seed)
         real.copy_(torch.randn(tensor.size(), generator=generator) * 0.1)
+    elif real.dtype == torch.bool:
+        generator = torch.Generator().manual_seed(seed)
+        real.copy_(torch.rand(tensor.size(), generator=generator) < 0.5)
     else:
         real.zero_()
     return real.requires_grad_(tensor.requires_grad)

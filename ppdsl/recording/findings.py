@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+import torch
+
+from ppdsl import annotate
 from ppdsl.diagnostics import Diagnostic, Label, RecordingError
 from ppdsl.source import Place, Span
 
-__all__ = ["DataDependence", "data_dependence", "error_at", "labels_of", "unseen"]
+__all__ = ["INNER_FILES", "DataDependence", "data_dependence", "error_at", "labels_of", "unseen"]
+
+
+# Code that is not the user's: a finding points at the innermost line outside of it.
+INNER_FILES = (os.path.dirname(torch.__file__) + os.sep, os.path.join(os.path.dirname(annotate.__file__), "recording"))
 
 
 class DataDependence(RecordingError):

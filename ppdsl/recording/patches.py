@@ -25,8 +25,8 @@ class Interceptor(Protocol):
     def on_module_call(self, original: Any, owner: type, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`module(*args, **kwargs)` reached the `__call__` that class `owner` defines."""
 
-    def on_attribute(self, module: Any, name: str, value: Any) -> None:
-        """`module.name = value` was executed."""
+    def on_attribute(self, module: Any, name: str, value: Any, before: Any) -> None:
+        """`module.name = value` was executed; it was `before`."""
 
     def on_function(self, name: str, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One of the functions of `compat.functions_to_intercept` was called."""
@@ -86,10 +86,11 @@ def _routed_setattr(owner: type) -> Callable[..., Any]:
     original = owner.__dict__["__setattr__"]
 
     def __setattr__(module: Any, name: str, value: Any) -> None:  # noqa: N807
-        original(module, name, value)
         interceptor = _active.get(get_ident())
+        before = None if interceptor is None else module.__dict__.get(name)
+        original(module, name, value)
         if interceptor is not None:
-            interceptor.on_attribute(module, name, value)
+            interceptor.on_attribute(module, name, value, before)
 
     return __setattr__
 

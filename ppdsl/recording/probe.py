@@ -11,10 +11,11 @@ import torch
 from ppdsl.diagnostics import Diagnostic
 from ppdsl.recording import compat
 from ppdsl.recording.fakes import real_like
-from ppdsl.recording.findings import DataDependence, data_dependence, labels_of
+from ppdsl.recording.findings import INNER_FILES, DataDependence, data_dependence, labels_of, unseen
 from ppdsl.recording.replay import slice_of
 from ppdsl.recording.structure import Unpacked, fill, unpack
 from ppdsl.recording.tape import Frame, Record, RecordKind, Value, ValueKind, meta_of
+from ppdsl.source import Place
 
 __all__ = ["probe_call", "probe_frame"]
 
@@ -29,6 +30,8 @@ def probe_call(
     error: Exception,
 ) -> Any:
     """Return fakes like the results of `func`, which has no fake kernel, or raise what is wrong with the call."""
+    if isinstance(error, compat.SHAPE_ERRORS):
+        raise data_dependence(name, recorder.place_now(), recorder.frame) from error
     tries = []
     for seed in (1, 2):
         reals = [_real_of(recorder, value, tensor, seed) for value, tensor in zip(values, tensors, strict=True)]
@@ -40,7 +43,7 @@ def probe_call(
             raise error from None  # the call is wrong on real tensors too: the user's own error says it best
     if [meta_of(t) for t in tries[0].tensors] != [meta_of(t) for t in tries[1].tensors] or not tries[0].tensors:
         raise data_dependence(name, recorder.place_now(), recorder.frame) from error
-    return fill(tries[0].template, [recorder.fakes.fake_of(tensor) for tensor in tries[0].tensors])
+    return fill(tries[0].template, [_fake_result(recorder, tensor) for tensor in tries[0].tensors])
 
 
 def probe_frame(
@@ -51,26 +54,35 @@ def probe_frame(
     Raises:
         DataDependence: The module cannot be tried: it holds a stage border, or its results have no fixed shape.
     """
-    trouble = error if isinstance(error, DataDependence) else data_dependence("a call", recorder.place_now(), frame)
+    if getattr(error, "tried_on_real_tensors", False):
+        raise error
+    trouble = _trouble(recorder, frame, error)
     if frame.marked or frame.module is None:
-        raise trouble from error
+        raise trouble from (None if trouble is error else error)
     _forget(recorder, frame)
     tensors = [recorder.stand_ins.get(id(tensor), tensor) for tensor in frame.arguments.tensors]
     results: list[Unpacked] = []
     for seed in (1, 2):
-        reals = [_real_of(recorder, value, tensor, seed) for value, tensor in zip(frame.inputs, tensors, strict=True)]
-        versions = [compat.version_of(real) for real in reals]
+        with compat.without_dispatch_modes():
+            reals = [_real_of(recorder, value, fake, seed) for value, fake in zip(frame.inputs, tensors, strict=True)]
+            versions = [compat.version_of(real) for real in reals]
         real_args, real_kwargs = fill(frame.arguments.template, reals)
-        with _real_state(recorder, frame.module, seed) as state, recorder.quiet() as spied:
+        with recorder.quiet() as spied, _real_state(recorder, frame.module, seed) as state:
             try:
                 with compat.without_dispatch_modes(torch_functions=True):
                     result = function(*real_args, **real_kwargs)
             except (DataDependence, *compat.DATA_ERRORS):
-                raise trouble from error
+                raise trouble from (None if trouble is error else error)
+            except Exception as wrong:
+                # It fails on real tensors too: the user's own error, which no frame around needs to try again.
+                own = wrong if isinstance(error, (DataDependence, *compat.DATA_ERRORS)) else error
+                own.tried_on_real_tensors = True  # type: ignore[attr-defined]
+                raise own from None
             if any(compat.is_fake(tensor) for tensor in spied.values()):
-                raise trouble from error  # it reaches a tensor of this forward pass by a way of its own
-            results.append(unpack(result))
-            used, written = state.used(spied), state.written()
+                raise trouble from (None if trouble is error else error)  # it reaches a tensor of this forward pass by a way of its own
+            with compat.without_dispatch_modes():
+                results.append(unpack(result))
+                used, written = state.used(spied), state.written()
         changed = [i for i, real in enumerate(reals) if compat.version_of(real) != versions[i]]
     first, second = results
     if [meta_of(t) for t in first.tensors] != [meta_of(t) for t in second.tensors]:
@@ -83,6 +95,29 @@ def probe_frame(
             )
         ) from error
     return _note(recorder, frame, first, tensors, changed, used, written)
+
+
+def _trouble(recorder: Any, frame: Frame, error: Exception) -> Exception:
+    """Return what to raise when the code cannot be tried on real tensors."""
+    if isinstance(error, DataDependence):
+        return error
+    place = _place_of(error)
+    if isinstance(error, compat.DATA_ERRORS):
+        return data_dependence("a call", place, frame)
+    if isinstance(error, torch.jit.Error) or "FakeTensor" in str(error):
+        return unseen(place, "a call that needs the numbers inside a tensor, and that the recorder cannot see")
+    return error
+
+
+def _place_of(error: BaseException) -> Place | None:
+    """Return the innermost line of the user's that an exception passed."""
+    trace, place = error.__traceback__, None
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not code.co_filename.startswith(INNER_FILES) and not code.co_filename.startswith("<"):
+            place = Place(code, trace.tb_lasti)
+        trace = trace.tb_next
+    return place
 
 
 def _note(
@@ -108,7 +143,7 @@ def _note(
         recorder._write(record, fake, False, False)
     fakes = []
     for tensor, path in zip(result.tensors, result.paths, strict=True):
-        fake = recorder.fakes.fake_of(tensor.detach()).requires_grad_(tensor.requires_grad)
+        fake = _fake_result(recorder, tensor)
         value = Value(ValueKind.RESULT, meta_of(tensor), frame.name, record=record.index, path=path)
         record.outputs.append((path, value))
         recorder._track(fake, value)
@@ -135,7 +170,19 @@ def _real_of(recorder: Any, value: Value, tensor: torch.Tensor, seed: int) -> to
             return real.clone()
         except LookupError:
             pass
-    return real_like(tensor, seed) if compat.is_fake(tensor) else tensor.detach().clone()
+    if not compat.is_fake(tensor):
+        return tensor.detach().clone()
+    real = real_like(tensor, seed)
+    return real.clone() if real.requires_grad and not tensor.is_leaf else real  # a leaf must not be written in place
+
+
+def _fake_result(recorder: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a fake like a result, which is no leaf: the model may write it in place."""
+    fake: torch.Tensor = recorder.fakes.fake_of(tensor.detach()).requires_grad_(tensor.requires_grad)
+    if not tensor.requires_grad:
+        return fake
+    with compat.no_torch_function(), torch.enable_grad():
+        return fake.clone()
 
 
 class _RealState:
@@ -200,7 +247,8 @@ class _RealState:
 def _real_state(recorder: Any, module: torch.nn.Module, seed: int) -> Iterator[_RealState]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        state = _RealState(recorder, module, seed)
+        with compat.without_dispatch_modes():
+            state = _RealState(recorder, module, seed)
         recorder.substituting = False
         try:
             yield state

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ppdsl.diagnostics import Diagnostic, Label, RecordingError
+from ppdsl.diagnostics import CallError, Diagnostic, Label, RecordingError
 from ppdsl.graph.ir import StageGraph
 from ppdsl.recording import compat
 from ppdsl.recording.build import build
@@ -21,7 +21,7 @@ from ppdsl.recording.guards import Guard, guard_of
 from ppdsl.recording.programs import StageProgram
 from ppdsl.recording.recorder import Recorder
 from ppdsl.recording.signature import CallSignature
-from ppdsl.recording.snapshot import preserved
+from ppdsl.recording.snapshot import Snapshot, preserved
 from ppdsl.recording.structure import Unpacked, fill, unpack
 from ppdsl.recording.tape import Tape, Value
 
@@ -62,6 +62,26 @@ class Recording:
                 the recorded one.
         """
         return self._signature.bind(args, kwargs, targets)
+
+    def check(self, leaves: Sequence[torch.Tensor]) -> None:
+        """Check the tensors of one micro-batch, in the order of `graph.inputs`, against what was recorded.
+
+        Raises:
+            CallError: Another shape or element type, or numbers that would take another way through the model.
+        """
+        for route, leaf in zip(self.graph.inputs, leaves, strict=True):
+            shape, dtype = tuple(leaf.shape), str(leaf.dtype).removeprefix("torch.")
+            if shape != route.meta.shape or dtype != route.meta.dtype:
+                raise CallError(
+                    Diagnostic(
+                        "wrong-shape" if dtype == route.meta.dtype else "wrong-dtype",
+                        f"Argument `{route.name}` is {dtype}{list(shape)}, but the plan was recorded for {route.meta}.",
+                        (),
+                        "build another pipeline with an example of this kind",
+                    )
+                )
+        for guard in self.guards:
+            guard.check(leaves)
 
     def rebuild(self, leaves: Sequence[torch.Tensor]) -> Any:
         """Return the model's own output type, from tensors in the order of `graph.outputs`."""
@@ -133,8 +153,8 @@ def record_call(
     """
     _check_model(model)
     signature = CallSignature.of(model, args, kwargs or {}, targets)
-    with _LOCK, preserved(model):
-        session = _Session(model, signature, loss)
+    with _LOCK, preserved(model) as snapshot:
+        session = _Session(model, signature, loss, snapshot)
         tape = session.stable_tape()
         if strict:
             _check_strict(tape)
@@ -149,8 +169,11 @@ def record_call(
 class _Session:
     """Runs the model on fakes until two recordings agree."""
 
-    def __init__(self, model: torch.nn.Module, signature: CallSignature, loss: Callable[..., Any] | None) -> None:
+    def __init__(
+        self, model: torch.nn.Module, signature: CallSignature, loss: Callable[..., Any] | None, snapshot: Snapshot
+    ) -> None:
         self.model = model
+        self.snapshot = snapshot
         self.signature = signature
         self.loss = loss
         self.output = unpack(None)
@@ -164,19 +187,20 @@ class _Session:
         Raises:
             RecordingError: They never agree: something outside torch decides what runs.
         """
-        tapes = [self._run()]
+        tape = self._run()
+        apart: RecordingError | None = None
         for _ in range(2):
-            tapes.append(self._run())
-            apart = difference(tapes[-2], tapes[-1])
+            before, tape = tape, self._run()
+            apart = difference(before, tape)
             if apart is None:
-                return tapes[-1]
-        raise apart
+                return tape
+        raise apart if apart is not None else AssertionError
 
     def _run(self) -> Tape:
         examples = self.signature.tensors
         fakes = FakeState(self.model)
         fake_inputs = [fakes.fake_of(tensor) for tensor in examples]
-        recorder = Recorder(self.model, fakes, examples, fake_inputs, self.signature.names, type(self.model).__name__)
+        recorder = Recorder(self.model, fakes, examples, fake_inputs, self.signature.names, self.snapshot.holders)
         seen: dict[str, Any] = {}
         base = torch.is_grad_enabled()
 
@@ -194,6 +218,7 @@ class _Session:
                 result = recorder.run(program, (), {})
         finally:
             fakes.leave()
+            self.snapshot.put_back_fakes()
             recorder.restore_constants()
         recorder.marking.finish()
         output, values = seen["output"]
@@ -202,8 +227,9 @@ class _Session:
         self.output_names = tuple(_path_text(path) for path in output.paths)
         self.spans, self.aliases = recorder.marking.spans, fakes.aliases
         return Tape(
-            recorder.records, recorder.root, recorder.inputs, unpack(None), values, loss, tuple(recorder.marking.optional)
-        )
+            recorder.records, recorder.root, recorder.inputs, unpack(None), values, loss, tuple(recorder.marking.optional),
+            tuple(recorder.messages),
+        )  # fmt: skip
 
     def _note_output(self, recorder: Recorder, output: Any) -> tuple[Unpacked, tuple[Value, ...]]:
         with compat.no_torch_function():

@@ -7,7 +7,6 @@ is decided afterwards (see `collapse`): only then is it known what is used outsi
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import types
 from collections.abc import Iterator, Sequence
@@ -20,16 +19,18 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from ppdsl import annotate
 from ppdsl.annotate import Key, listen, marks_of
 from ppdsl.recording import compat
 from ppdsl.recording.fakes import FakeState
-from ppdsl.recording.findings import DataDependence, data_dependence, unseen
+from ppdsl.recording.findings import INNER_FILES, DataDependence, data_dependence, unseen
 from ppdsl.recording.marking import MarkState
 from ppdsl.recording.patches import intercepting
+from ppdsl.recording.snapshot import random_fingerprint
 from ppdsl.recording.structure import Unpacked, fill, holds_iterator, unpack
 from ppdsl.recording.tape import (
+    Ambient,
     Frame,
+    Message,
     Record,
     RecordKind,
     Value,
@@ -40,8 +41,6 @@ from ppdsl.recording.tape import (
 from ppdsl.source import Place
 
 __all__ = ["Recorder"]
-
-_INNER_FILES = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(annotate.__file__) + os.sep + "recording")
 
 # Properties and methods that tell something of a tensor which its fake knows as well.
 _PLAIN_PROPERTIES = frozenset(
@@ -87,7 +86,7 @@ class Recorder(TorchFunctionMode):
         examples: Sequence[torch.Tensor],
         fake_inputs: Sequence[torch.Tensor],
         names: Sequence[str],
-        root_name: str,
+        holders: dict[int, tuple[Any, str]],
     ) -> None:
         super().__init__()
         self.model = model
@@ -107,9 +106,13 @@ class Recorder(TorchFunctionMode):
         self.spied: dict[int, torch.Tensor] | None = None
         self.thread = get_ident()
         self.names = {id(module): name for name, module in model.named_modules()}
-        self.holders = _attribute_holders(model)
+        self.holders = holders
+        self.messages: list[Message] = []
+        self.generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
+        self.region = self.nesting = 0
+        self.stream = random_fingerprint()
         self.calls: dict[int, int] = {}
-        self.root = Frame(None, root_name, None, 0, unpack(()), (), ambient_now(), None)
+        self.root = Frame(None, type(model).__name__, None, 0, unpack(()), (), ambient_now(), None)
         self.frame = self.root
         self.marking = MarkState(self)
         self.meter = _Meter()
@@ -129,11 +132,14 @@ class Recorder(TorchFunctionMode):
         modules = list(self.model.modules())
         with listen(self.marking), intercepting(self, modules), self.meter, self:
             result = function(*args, **kwargs)
+        self._note_randomness(self.root)
         self.root.end = len(self.records)
         return result
 
     def restore_constants(self) -> None:
-        """Undo in-place writes to tensors of the user's that are neither parameters nor buffers."""
+        """Undo what real calls did to the user's tensors and generators that are neither parameters nor buffers."""
+        for generator, state in self.generators.values():
+            generator.set_state(state)
         for tensor, copy in reversed(self.saved_constants):
             with torch.no_grad():
                 tensor.detach().copy_(copy)
@@ -179,6 +185,9 @@ class Recorder(TorchFunctionMode):
 
     def _call(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         parts = unpack((args, kwargs))
+        generator = kwargs.get("generator")
+        if generator is not None and id(generator) not in self.generators:
+            self.generators[id(generator)] = (generator, generator.get_state())
         tensors = [self.stand_ins.get(id(t), t) for t in parts.tensors]
         fake = any(map(compat.is_fake, tensors))
         if _last_underscore(name) or "out" in kwargs:
@@ -223,7 +232,7 @@ class Recorder(TorchFunctionMode):
         record = self._append(RecordKind.CALL, func, parts.template, values)
         record.effect, record.random, record.flops, record.parameters = effect, random, self.meter.flops, parameters
         tainted = random or any(value.random for value in values)
-        if effect and name in ("requires_grad_", "__set__") and not written:
+        if effect and name in ("requires_grad_", "__set__", "detach_") and not written:
             written = [0]
         for index in dict.fromkeys(written):
             self._write(record, tensors[index], known, tainted)
@@ -249,7 +258,7 @@ class Recorder(TorchFunctionMode):
 
     def _append(self, kind: RecordKind, target: Any, template: Any, values: tuple[Value, ...]) -> Record:
         record = Record(
-            len(self.records), kind, target, template, values, self.marking.stage, ambient_now(), self.place_now(), self.frame
+            len(self.records), kind, target, template, values, self.marking.stage, self.ambient(), self.place_now(), self.frame
         )
         self.records.append(record)
         self.frame.parts.append(record)
@@ -377,6 +386,7 @@ class Recorder(TorchFunctionMode):
         if top.module is module and depth > top.depth:
             top.depth = depth  # super().__call__() of the call that is open already
             return original(module, *args, **kwargs)
+        self._note_randomness(top)
         count = self.calls.get(id(module), 0)
         self.calls[id(module)] = count + 1
         with self.marking.around(module, marks_of(module), count):
@@ -389,6 +399,9 @@ class Recorder(TorchFunctionMode):
         """Record functions that torch does not announce: custom autograd Functions, checkpoint, vmap, grad, cond."""
         if self.paused:
             return original(*args, **kwargs)
+        if name in ("autocast_enter", "autocast_exit", "saved_hooks"):
+            self._note_block(name)
+            return original(*args, **kwargs)
         from ppdsl.recording.specials import call_special
 
         return call_special(self, name, original, args, kwargs)
@@ -398,7 +411,7 @@ class Recorder(TorchFunctionMode):
             arguments = unpack((args, kwargs))
             values = tuple(self.value_of(self.stand_ins.get(id(t), t)) for t in arguments.tensors)
             place = self.place_now()
-        frame = Frame(module, name, self.frame, len(self.records), arguments, values, ambient_now(), place, self.marking.stage)
+        frame = Frame(module, name, self.frame, len(self.records), arguments, values, self.ambient(), place, self.marking.stage)
         if holds_iterator((args, kwargs)):
             frame.keep_open = "an argument is an iterator, which can be read only once"
         self.frame.parts.append(frame)
@@ -412,7 +425,7 @@ class Recorder(TorchFunctionMode):
                 if isinstance(frame.module, torch.jit.ScriptModule):
                     raise data_dependence("compiled code", frame.place, frame)
                 result = function(*args, **kwargs)
-            except (DataDependence, *compat.DATA_ERRORS) as error:
+            except (DataDependence, *compat.DATA_ERRORS, RuntimeError, NotImplementedError) as error:
                 from ppdsl.recording.probe import probe_frame
 
                 result = probe_frame(self, frame, function, args, kwargs, error)
@@ -421,6 +434,7 @@ class Recorder(TorchFunctionMode):
             with compat.no_torch_function():
                 return self._leave(frame, args, kwargs, result)
         finally:
+            self._note_randomness(frame)
             frame.end = len(self.records)
             self.frame = frame.parent if frame.parent is not None else self.root
 
@@ -456,9 +470,13 @@ class Recorder(TorchFunctionMode):
         self._track(alias, out)
         return alias
 
-    def on_attribute(self, module: Any, name: str, value: Any) -> None:
-        """Record `module.name = tensor`, alone or in a container."""
+    def on_attribute(self, module: Any, name: str, value: Any, before: Any) -> None:
+        """Record `module.name = tensor`, alone or in a container; note plain values that another stage may read."""
         if self.paused or isinstance(value, torch.nn.Module):
+            return
+        if isinstance(value, (bool, int, float, str)):
+            if type(before) is not type(value) or before != value:
+                self.messages.append(Message(module, name, self.marking.stage, self.place_now()))
             return
         if not isinstance(value, (torch.Tensor, list, tuple, dict)):
             return
@@ -472,13 +490,35 @@ class Recorder(TorchFunctionMode):
         if isinstance(value, torch.Tensor):
             self.frame.attributes.append((module, name, values[0]))
 
+    # -- surroundings -----------------------------------------------------------------------------------------------
+
+    def ambient(self) -> Ambient:
+        """Return the global switches as they stand."""
+        return ambient_now(self.region if self.nesting else 0)
+
+    def _note_block(self, name: str) -> None:
+        if name == "saved_hooks":
+            self.frame.saved_hooks = self.place_now()
+        elif name == "autocast_enter":
+            self.region += self.nesting == 0
+            self.nesting += 1
+        else:
+            self.nesting -= 1
+
+    def _note_randomness(self, frame: Frame) -> None:
+        """Whether Python's or numpy's random numbers were drawn since the last look, by code of `frame` itself."""
+        stream = random_fingerprint()
+        if stream != self.stream:
+            self.stream = stream
+            frame.drew = True
+
     # -- places -----------------------------------------------------------------------------------------------------
 
     def place_now(self) -> Place | None:
         """Return the innermost line of code that is neither torch's nor the recorder's."""
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None:
-            if not frame.f_code.co_filename.startswith(_INNER_FILES) and not frame.f_code.co_filename.startswith("<"):
+            if not frame.f_code.co_filename.startswith(INNER_FILES) and not frame.f_code.co_filename.startswith("<"):
                 return Place(frame.f_code, frame.f_lasti)
             frame = frame.f_back
         return None
@@ -514,16 +554,6 @@ def _span(tensor: torch.Tensor) -> int:
     if tensor.numel() == 0:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
-
-
-def _attribute_holders(model: torch.nn.Module) -> dict[int, tuple[Any, str]]:
-    """Plain tensor attributes (not parameters, not buffers) of the model's modules, by the tensor's id."""
-    found: dict[int, tuple[Any, str]] = {}
-    for module in model.modules():
-        for name, value in module.__dict__.items():
-            if isinstance(value, torch.Tensor):
-                found.setdefault(id(value), (module, name))
-    return found
 
 
 _ATOMIC = (torch.Tensor, torch.nn.Module, str, bytes, int, float, type(None), type, types.FunctionType, torch.dtype, torch.device)

@@ -27,6 +27,12 @@ class Routes:
         self._repeat: dict[int, Item] = {}
         self.crossing: dict[int, tuple[Value, Visit, list[Visit]]] = {}
         self.exports: dict[int, dict[int, Value]] = {id(visit): {} for visit in visits}
+        # What a whole call returns after writing it in place inside has versions before it that no program ever holds.
+        self._first = {
+            id(value)
+            for item in collapsed.items
+            for value in (*(v for _, v in item.outputs), *(v for _, _, v in item.attributes))
+        } - {id(after) for item in collapsed.items for _, after in item.writes}
         for item in collapsed.items:
             if id(item) in repeating:
                 for _, value in item.outputs:
@@ -83,7 +89,7 @@ class Routes:
 
     def same_tensor(self, value: Value, visit: Visit) -> Value:
         """Return the value under which the visit's program holds this tensor (the one before all writes in the visit)."""
-        while not self.arrives(value, visit) and value.before is not None:
+        while not self.arrives(value, visit) and value.before is not None and id(value) not in self._first:
             value = self.resolve(value.before)
         return value
 

@@ -10,27 +10,86 @@ from typing import Any
 
 import torch
 
-__all__ = ["preserved"]
+from ppdsl.recording import compat
+
+__all__ = ["Snapshot", "preserved", "random_fingerprint"]
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class Snapshot:
+    """Attributes, hooks and containers of all modules of a model, as they stood.
+
+    Attributes:
+        holders: (module, name) of each plain tensor attribute (no parameter, no buffer), by the tensor's id.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._modules = [(m, _state(m)) for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
+        self.holders: dict[int, tuple[Any, str]] = {}
+        for module, state in self._modules:
+            for name, (value, _) in state.items():
+                if isinstance(value, torch.Tensor):
+                    self.holders.setdefault(id(value), (module, name))
+
+    def put_back(self) -> None:
+        """Put everything back."""
+        for module, state in self._modules:
+            _put_back(module, state)
+
+    def put_back_fakes(self) -> None:
+        """Put back only what holds a tensor without data by now; what Python built besides stays."""
+        for module, state in self._modules:
+            for name, value in list(module.__dict__.items()):
+                if isinstance(value, dict) and name in ("_parameters", "_buffers"):
+                    _drop_fakes(value, state[name][1])
+                elif _holds_fake(value):
+                    _put_back_one(module, name, state)
+
+    @property
+    def hooks_changed(self) -> bool:
+        """Whether forward installed or removed hooks."""
+        return any(
+            dict(module.__dict__.get(name, {})) != dict(state[name][1] or {})
+            for module, state in self._modules
+            for name in _HOOKS
+            if name in state
+        )
 
 
 @contextmanager
-def preserved(model: torch.nn.Module) -> Iterator[None]:
+def preserved(model: torch.nn.Module) -> Iterator[Snapshot]:
     """Put attributes, hooks, buffers, `.grad` and random number states back at the end, also after an exception.
 
-    Everything is put back or nothing: a flag that says "hooks are installed" and the hooks themselves go together.
-    Tensors that were written in place are the recorder's business (see `Recorder`).
+    Everything is put back or nothing: a flag that says "hooks are installed" and the hooks themselves go together. A
+    model whose forward installs hooks on itself keeps what a first forward would have left, since its modules now run
+    with them. Tensors that were written in place are the recorder's business (see `Recorder`).
     """
-    modules = [(module, _state(module)) for module in model.modules()]
+    snapshot = Snapshot(model)
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
     streams = _random_states()
+    done = False
     try:
-        yield
+        yield snapshot
+        done = True
     finally:
-        for module, state in modules:
-            _put_back(module, state)
+        if done and snapshot.hooks_changed:
+            snapshot.put_back_fakes()
+        else:
+            snapshot.put_back()
         for parameter, grad in grads:
             parameter.grad = grad
         _put_back_random(streams)
+
+
+def random_fingerprint() -> tuple[Any, ...]:
+    """Return a value that changes when Python's or numpy's global generator draws."""
+    state = random.getstate()[1]
+    mark: tuple[Any, ...] = (state[0], state[-1])
+    if "numpy" in sys.modules:
+        _, words, position, *rest = sys.modules["numpy"].random.get_state()
+        mark += (int(words[0]), position, *rest)
+    return mark
 
 
 def _state(module: torch.nn.Module) -> dict[str, tuple[Any, Any]]:
@@ -41,26 +100,53 @@ def _copy(value: Any) -> Any:
     return value.copy() if isinstance(value, (dict, list, set)) and hasattr(value, "copy") else None
 
 
+def _holds_fake(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, torch.Tensor):
+        return compat.is_fake(value)
+    if depth < 3 and isinstance(value, (list, tuple)):
+        return any(_holds_fake(item, depth + 1) for item in value)
+    if depth < 3 and isinstance(value, dict):
+        return any(_holds_fake(item, depth + 1) for item in value.values())
+    return False
+
+
+def _drop_fakes(slots: dict[str, Any], before: dict[str, Any]) -> None:
+    for name, value in list(slots.items()):
+        if isinstance(value, torch.Tensor) and compat.is_fake(value):
+            if name in before:
+                slots[name] = before[name]
+            else:
+                del slots[name]
+
+
 def _put_back(module: torch.nn.Module, state: dict[str, tuple[Any, Any]]) -> None:
     attributes = module.__dict__
     for name in [name for name in attributes if name not in state]:
         del attributes[name]
-    for name, (value, copy) in state.items():
-        attributes[name] = value
-        if copy is None:
-            continue
-        if isinstance(value, list):
-            if len(value) != len(copy) or any(a is not b for a, b in zip(value, copy, strict=True)):
-                value[:] = copy
-        elif isinstance(value, dict):
-            if list(value) != list(copy) or any(value[key] is not copy[key] for key in copy):
-                # An OrderedDict or a user's dict: refill by the plain dict operations, keeping the object.
-                value.clear()
-                for key, item in copy.items():
-                    dict.__setitem__(value, key, item) if type(value) is dict else value.__setitem__(key, item)
-        elif value != copy:
+    for name in state:
+        _put_back_one(module, name, state)
+
+
+def _put_back_one(module: torch.nn.Module, name: str, state: dict[str, tuple[Any, Any]]) -> None:
+    attributes = module.__dict__
+    if name not in state:
+        del attributes[name]
+        return
+    value, copy = state[name]
+    attributes[name] = value
+    if copy is None:
+        return
+    if isinstance(value, list):
+        if len(value) != len(copy) or any(a is not b for a, b in zip(value, copy, strict=True)):
+            value[:] = copy
+    elif isinstance(value, dict):
+        if list(value) != list(copy) or any(value[key] is not copy[key] for key in copy):
             value.clear()
-            value.update(copy)
+            for key, item in copy.items():
+                value[key] = item
+    elif value != copy:
+        value.clear()
+        value.update(copy)
 
 
 def _random_states() -> dict[str, Any]:

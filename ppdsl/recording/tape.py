@@ -15,7 +15,7 @@ from ppdsl.recording import compat
 from ppdsl.recording.structure import Path, Template, Unpacked
 from ppdsl.source import Place
 
-__all__ = ["Ambient", "Frame", "Record", "RecordKind", "Tape", "Value", "ValueKind", "ambient_now", "meta_of", "origin"]
+__all__ = ["Ambient", "Frame", "Message", "Record", "RecordKind", "Tape", "Value", "ValueKind", "ambient_now", "meta_of", "origin"]
 
 
 class ValueKind(StrEnum):
@@ -76,17 +76,21 @@ def meta_of(tensor: torch.Tensor) -> TensorMeta:
 
 @dataclass(frozen=True, slots=True)
 class Ambient:
-    """Global switches that change what a call does, as they stood at the call."""
+    """Global switches that change what a call does, as they stood at the call.
+
+    `region` counts outermost autocast blocks: each has its own cache of cast weights.
+    """
 
     grad: bool = True
     inference: bool = False
     autocast: tuple[tuple[str, torch.dtype], ...] = ()
     autocast_cache: bool = True
     attention: tuple[bool, ...] = ()
+    region: int = 0
 
 
-def ambient_now() -> Ambient:
-    """Return the switches as they stand."""
+def ambient_now(region: int = 0) -> Ambient:
+    """Return the switches as they stand, in autocast block number `region`."""
     cuda = torch.backends.cuda
     return Ambient(
         torch.is_grad_enabled(),
@@ -94,6 +98,7 @@ def ambient_now() -> Ambient:
         compat.autocast_state(),
         torch.is_autocast_cache_enabled(),
         (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()),
+        region,
     )
 
 
@@ -168,6 +173,9 @@ class Frame:
         marked: A stage mark was passed inside.
         keep_open: Why it can't be called whole, or None.
         forced: It was run on real tensors alone, so that it can only be called whole.
+        depth: Position of the class whose `__call__` runs, in the order of method resolution.
+        drew: Python's or numpy's random numbers were drawn directly inside.
+        saved_hooks: Where saved-tensor hooks were entered directly inside.
     """
 
     module: Any
@@ -190,6 +198,18 @@ class Frame:
     keep_open: str | None = None
     forced: bool = False
     depth: int = -1
+    drew: bool = False
+    saved_hooks: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A plain Python value that forward wrote to a module's attribute: another stage may read it."""
+
+    module: Any
+    attribute: str
+    stage: Key | None
+    place: Place | None
 
 
 @dataclass(slots=True, eq=False)
@@ -203,6 +223,7 @@ class Tape:
         result: What the model (or the loss) returned, taken apart.
         outputs: Values of the tensors in the model's output.
         loss: The value of the loss, or None.
+        messages: Python values written to attributes.
         optional_cuts: Possible borders that the model passed: (name, stage reached, place).
     """
 
@@ -213,3 +234,4 @@ class Tape:
     outputs: tuple[Value, ...]
     loss: Value | None
     optional_cuts: tuple[tuple[str | None, Place], ...] = ()
+    messages: tuple[Message, ...] = ()

@@ -59,6 +59,7 @@ class Canvas:
 
     def write(self, x: int, y: int, text: str, style: Style = _NONE) -> None:
         """Write text over whatever is there; wide characters take two cells."""
+        text = text.replace("…", "~").encode("ascii", "replace").decode() if self._ascii else text
         for character in text:
             size = cell_len(character)
             if size == 0:

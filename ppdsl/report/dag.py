@@ -142,7 +142,7 @@ def _port_counts(graph: StageGraph, nets: Sequence[Net]) -> list[int]:
 def _plate(graph: StageGraph, stage: Stage, placement: Sequence[int] | None, columns: int) -> Plate:
     name = f"stage {stage.label}" if columns > _DETAIL_WIDTHS[-1] else stage.label
     if placement is not None:
-        name += f" · rank {placement[stage.index]}" if columns > _DETAIL_WIDTHS[-2] else f" r{placement[stage.index]}"
+        name += f"  rank {placement[stage.index]}" if columns > _DETAIL_WIDTHS[-2] else f" r{placement[stage.index]}"
     lines = [name]
     if stage.modules:
         lines.append(", ".join(fold_names(stage.modules)))

@@ -44,10 +44,9 @@ def render_diagnostics(diagnostics: Iterable[Diagnostic]) -> Text:
 def _line(line: str, diagnostic: Diagnostic, *, first: bool) -> Text:
     if first:
         head = f"{diagnostic.severity.value}[{diagnostic.code}]"
-        rest = Text(line[len(head) :], style=Style(bold=True))
-        return Text(head, style=_SEVERITIES[diagnostic.severity]).append_text(rest)
+        return Text.assemble((head, _SEVERITIES[diagnostic.severity]), (line[len(head) :], Style(bold=True)))
     if line.startswith(" --> "):
-        return Text(line, style=_PLACE)
+        return Text.assemble((line, _PLACE))
     if line.startswith("help: "):
         return Text.assemble(("help", _HELP), line[len("help") :])
     gutter = _GUTTER.match(line)

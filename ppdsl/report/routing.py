@@ -10,7 +10,7 @@ Between two layers each hop goes down from its source, along one horizontal trac
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ppdsl.report.layers import Hop, Net, Node, Skeleton, spread
 
@@ -55,12 +55,23 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """A hop with its columns and its track (-1 when it runs straight down)."""
+    """A hop, or a part of one, with its columns and its track (-1 when it runs straight down).
+
+    Attributes:
+        hop: The hop.
+        source: Column in which it comes from above.
+        targets: Columns in which it goes on below.
+        track: Row between the layers in which it runs level.
+        first: Whether this is the upper part of a hop that turns twice; the lower part starts where it ends.
+        second: Whether this is such a lower part.
+    """
 
     hop: Hop
     source: int
     targets: tuple[int, ...]
     track: int = -1
+    first: bool = False
+    second: bool = False
 
 
 def route(skeleton: Skeleton, widths: Sequence[int], heights: Sequence[int]) -> Drawing:
@@ -89,31 +100,38 @@ def route(skeleton: Skeleton, widths: Sequence[int], heights: Sequence[int]) -> 
         tracks = max((p.track for p in paths[layer]), default=-1) + 1
         following = bottom + 2 + tracks
         for path in paths[layer]:
-            found, ends = _draw(path, bottom, following)
-            lines[path.hop.net] += found
-            arrows[path.hop.net] += ends
+            lines[path.hop.net] += _draw(path, paths[layer], bottom, following)
+            arrows[path.hop.net] += _arrows(path, following)
         top = following
     wires = tuple(Wire(n, tuple(lines[i]), tuple(arrows[i])) for i, n in enumerate(skeleton.nets))
     return Drawing(tuple(boxes), wires, skeleton.width, bottom + 1)
 
 
-def _draw(path: _Path, bottom: int, following: int) -> tuple[list[tuple[int, int, int, int]], list[tuple[int, int]]]:
-    """Return a hop's lines and arrows between the last row of one layer and the first of the next."""
-    arrows = [(x, following) for node, x in zip(path.hop.targets, path.targets, strict=True) if node.stage is not None]
+def _draw(path: _Path, others: Sequence[_Path], bottom: int, following: int) -> list[tuple[int, int, int, int]]:
+    """Return a path's lines between the last row of one layer and the first of the next."""
     if path.track < 0:
-        return [(path.source, bottom, path.source, following)], arrows
+        return [(path.source, bottom, path.source, following)]
     row = bottom + 2 + path.track
-    found = [(path.source, bottom, path.source, row)]
-    found.append((min(path.source, *path.targets), row, max(path.source, *path.targets), row))
-    found += [(x, row, x, following) for x in path.targets]
-    return found, arrows
+    above = bottom
+    if path.second:
+        above = next(bottom + 2 + p.track for p in others if p.first and p.hop == path.hop)
+    lines = [(path.source, above, path.source, row)]
+    lines.append((min(path.source, *path.targets), row, max(path.source, *path.targets), row))
+    return lines if path.first else lines + [(x, row, x, following) for x in path.targets]
+
+
+def _arrows(path: _Path, following: int) -> list[tuple[int, int]]:
+    if path.first:
+        return []
+    ends = zip(path.hop.targets, path.targets, strict=True)
+    return [(x, following) for node, x in ends if node.stage is not None]
 
 
 def _paths(skeleton: Skeleton, layer: int, hops: Sequence[Hop], widths: Sequence[int]) -> list[_Path]:
     sources = _source_columns(skeleton, layer, hops, widths)
     targets = _target_columns(skeleton, hops, sources, widths)
     paths = [_Path(hop, sources[hop], tuple(targets[hop, node] for node in hop.targets)) for hop in hops]
-    return _with_tracks(paths)
+    return _with_tracks(paths, skeleton.width)
 
 
 def _source_columns(skeleton: Skeleton, layer: int, hops: Sequence[Hop], widths: Sequence[int]) -> dict[Hop, int]:
@@ -188,23 +206,35 @@ def _ports(wanted: Sequence[float], left: int, right: int, taken: set[int]) -> l
     return places
 
 
-def _with_tracks(paths: Sequence[_Path]) -> list[_Path]:
-    """Give each hop that bends a track; wires that share a column are stacked so that they do not touch."""
-    bent = [p for p in paths if set(p.targets) != {p.source}]
+def _with_tracks(paths: Sequence[_Path], width: int) -> list[_Path]:
+    """Give each path that bends a track; paths that share a column are stacked so that they do not touch."""
     straight = [p for p in paths if set(p.targets) == {p.source}]
     # Of wires to the right the rightmost turns first, of those to the left the leftmost: nests without crossing.
-    bent.sort(key=lambda p: (-p.source, p.source) if _goes_right(p) else (p.source, -p.source))
+    waiting = sorted(
+        (p for p in paths if set(p.targets) != {p.source}),
+        key=lambda p: (-p.source, p.source) if _goes_right(p) else (p.source, -p.source),
+    )
+    used = {x for p in paths for x in (p.source, *p.targets)}
     placed: list[_Path] = []
-    waiting = list(bent)
     while waiting:
         ready = [p for p in waiting if not any(_above(other, p) for other in waiting if other is not p)]
-        path = (ready or waiting)[0]
+        if not ready:
+            # Each waits for another to turn first: one turns twice, through a column of its own.
+            path = next((p for p in waiting if not p.first and not p.second), waiting[0])
+            detour = min(set(range(width + len(used) + 1)) - used, key=lambda x: (x >= width, abs(x - path.source)))
+            used.add(detour)
+            upper, lower = (
+                replace(path, targets=(detour,), first=True),
+                replace(path, source=detour, second=True),
+            )
+            waiting[waiting.index(path) : waiting.index(path) + 1] = [upper, lower]
+            continue
+        path = ready[0]
         waiting.remove(path)
-        floor = max((q.track + 1 for q in placed if _above(q, path)), default=0)
-        track = floor
+        track = max((q.track + 1 for q in placed if _above(q, path)), default=0)
         while any(q.track == track and _overlap(q, path) for q in placed):
             track += 1
-        placed.append(_Path(path.hop, path.source, path.targets, track))
+        placed.append(replace(path, track=track))
     return [*straight, *placed]
 
 
@@ -214,6 +244,8 @@ def _goes_right(path: _Path) -> bool:
 
 def _above(first: _Path, second: _Path) -> bool:
     """Return whether the first must turn above the second: it starts in a column in which the second ends."""
+    if first.hop == second.hop:
+        return first.first and second.second
     return first.source in second.targets
 
 

@@ -246,7 +246,8 @@ def _notes(timeline: Timeline, chart: Chart, width: int, unit: str | None, glyph
     if chart.folded:
         notes.append(Text(f"{chart.folded} actions are in the folds"))
     if chart.hidden:
-        notes.append(Text(f"{chart.hidden} actions are shorter than a column and not drawn"))
+        are = "action is" if chart.hidden == 1 else "actions are"
+        notes.append(Text(f"{chart.hidden} {are} shorter than a column and not drawn"))
     if chart.dense:
         each = format_time(timeline.makespan / chart.scale.columns, unit)
         notes.append(Text(f"{len(timeline.events)} actions; a column is {each} and shows what takes most of it"))
@@ -317,7 +318,7 @@ def _differences(predicted: Timeline, measured: Timeline) -> list[Text | str]:
     a, b = predicted.makespan, measured.makespan
     rows.append(("makespan", format_time(a), format_time(b), _change(a, b)))
     a, b = 100 * predicted.bubble, 100 * measured.bubble
-    rows.append(("bubble", f"{a:.1f} %", f"{b:.1f} %", f"{b - a:+.1f} points"))
+    rows.append(("bubble", f"{a:.1f} %", f"{b:.1f} %", f"{_signed(b - a)} points"))
     first_column = max(len(row[0]) for row in rows)
     return [
         Text.assemble((f"{name:{first_column}} {a:>11} {b:>11} {c:>13}", LABEL if position == 0 else ""))
@@ -330,4 +331,10 @@ def _durations(timeline: Timeline, kind: ActionKind) -> list[float]:
 
 
 def _change(before: float, after: float) -> str:
-    return f"{100 * (after / before - 1):+.1f} %" if before else "-"
+    return f"{_signed(100 * (after / before - 1))} %" if before else "-"
+
+
+def _signed(number: float) -> str:
+    """Return a number with its sign and one digit; zero is `0.0`, whichever side it came from."""
+    rounded = round(number, 1)
+    return f"{rounded:+.1f}" if rounded else "0.0"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -20,8 +20,10 @@ from ppdsl.diagnostics import CallError, Diagnostic, PpdslError, RunError
 __all__ = ["Board"]
 
 _FAILED = "failed"
-_LINGER = 3.0
-"""Seconds a failed rank stays so that the others can read why; they need its connections until then."""
+_LINGER = 2.0
+"""Seconds a failed rank stays at most until the others know why: a launcher ends them all when the first one ends."""
+_GRACE = 0.2
+"""Seconds it then gives them to say so."""
 
 
 class Board:
@@ -161,11 +163,17 @@ class Board:
         raise RunError(Diagnostic("other-rank-failed", message, excerpt=quoted))
 
     def linger(self) -> None:
-        """Say that this rank knows of the failure, and stay until the others do too, a few seconds at most."""
+        """Say that this rank knows of the failure; the one that failed first stays until the others know, too."""
         with contextlib.suppress(Exception):
             self._store.set(f"knows/{self.rank}", "")
+            failure = self.failure()
+            if failure is None or failure[0] != self.rank:
+                return
             keys = [f"knows/{rank}" for rank in range(self.ranks)]
-            self._poll(lambda: self._store.check(keys), min(_LINGER, self.timeout))
+            end = time.monotonic() + min(_LINGER, self.timeout)
+            while not self._store.check(keys) and time.monotonic() < end:
+                time.sleep(0.02)
+            time.sleep(_GRACE)
 
     def leave(self) -> None:
         """Say that this process ends."""
@@ -173,12 +181,6 @@ class Board:
             # Not the default of the store, which may wait for minutes for a host that is gone.
             self._store.set_timeout(timedelta(seconds=1))
             self._store.set(f"left/{self.rank}", "")
-
-    @staticmethod
-    def _poll(done: Callable[[], bool], seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while not done() and time.monotonic() < end:
-            time.sleep(0.02)
 
 
 def _text_of(error: BaseException) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -13,6 +13,7 @@ from ppdsl.plan.lowering import lower
 from ppdsl.plan.messages import MessagePlan
 from ppdsl.plan.placement import place
 from ppdsl.recording.programs import SourceKind, StageProgram
+from ppdsl.recording.record import Recording
 from ppdsl.runtime.executor import Executor
 from ppdsl.runtime.layout import Layout, dtype_of
 from ppdsl.runtime.stage import StageState, TiedParameter
@@ -21,9 +22,6 @@ from ppdsl.runtime.transport import make_parcels
 from ppdsl.runtime.world import World
 from ppdsl.schedule.registry import build_schedule
 from ppdsl.schedule.table import Schedule
-
-if TYPE_CHECKING:
-    from ppdsl.recording.record import Recording
 
 __all__ = ["Compiled", "build_plan"]
 
@@ -34,8 +32,18 @@ def build_plan(
     schedule: str | Schedule,
     microbatches: int,
     placement: Mapping[int | str, int] | None,
+    *,
+    backward: bool = True,
 ) -> MessagePlan:
     """Return the plan of a step.
+
+    Args:
+        recording: The stages.
+        world: The ranks.
+        schedule: A family's name, or a schedule.
+        microbatches: Number of micro-batches.
+        placement: Rank of each stage key, or None.
+        backward: Whether the step has a backward; without it the forward-only schedule runs on the same placement.
 
     Raises:
         GraphError: The placement does not fit the stages.
@@ -43,11 +51,15 @@ def build_plan(
     """
     graph = recording.graph
     if isinstance(schedule, Schedule):
-        return lower(schedule, graph)
+        if backward:
+            return lower(schedule, graph)
+        rows = build_schedule("forward_only", graph, schedule.placement, microbatches, schedule.ranks)
+        return lower(rows, graph)
     keys = len({stage.key for stage in graph.stages})
     ranks = world.ranks_for(keys, placement)
     ranks_of = place(graph, ranks, placement, allow_idle=True)
-    return lower(build_schedule(schedule, graph, ranks_of, microbatches, ranks), graph)
+    name = schedule if backward else "forward_only"
+    return lower(build_schedule(name, graph, ranks_of, microbatches, ranks), graph)
 
 
 class Compiled:

@@ -12,7 +12,6 @@ import atexit
 import contextlib
 import itertools
 import os
-import threading
 import time
 import weakref
 from collections import deque
@@ -30,6 +29,7 @@ from ppdsl.runtime.board import Board
 from ppdsl.runtime.executor import Executor
 from ppdsl.runtime.layout import Layout
 from ppdsl.runtime.transport import Parcel
+from ppdsl.runtime.watch import Watch
 
 __all__ = ["DistributedWorld", "ProcessTransport"]
 
@@ -62,7 +62,7 @@ class DistributedWorld:
         self._group: Any = dist.new_group(list(range(self.ranks)), backend="gloo", timeout=limit)
         self._limit = limit
         self._pairs: dict[tuple[int, int], Any] = {}
-        self._watch = _Watch(self.board, self._break)
+        self._watch = Watch(self.board, self._break)
         self._broken: str | None = None
         atexit.register(_end, weakref.ref(self))
 
@@ -179,13 +179,13 @@ class DistributedWorld:
             work.wait(timedelta(seconds=self._timeout))
         except RuntimeError as error:
             late = time.monotonic() - started >= self._timeout
-            waiting = f"while it waited for {text}"
-            self.board.raise_failure(f"{waiting} with rank {peer}", patience=0.0 if late else 1.0)
+            # A rank that gives up closes its connections a moment before it has said why.
+            self.board.raise_failure(f"while waiting for rank {peer} ({text})", patience=0.0 if late else 0.1)
             if late:
-                message = f"Rank {self.rank} waited {self._timeout:g} seconds for rank {peer}, in vain: {text}."
+                message = f"Rank {self.rank} waited {self._timeout:g} seconds for rank {peer} in vain ({text})."
                 advice = f"rank {peer} hangs, or needs longer than timeout= allows"
                 raise RunError(Diagnostic("timed-out", message, help=advice)) from error
-            message = f"Rank {peer} is gone without a word; rank {self.rank} stopped {waiting}."
+            message = f"Rank {peer} is gone without a word, while rank {self.rank} waited for it ({text})."
             raise RunError(Diagnostic("rank-lost", message)) from error
 
     @property
@@ -309,55 +309,6 @@ class ProcessTransport:
         """Forget what is under way."""
         self._receiving.clear()
         self._sending.clear()
-
-
-class _Watch:
-    """A thread that looks for failures of other ranks while a step runs, several times a second.
-
-    Between steps it sleeps in a lock, so that it never stands inside torch when the interpreter ends.
-    """
-
-    def __init__(self, board: Board, interrupt: Any) -> None:
-        self._board = board
-        self._interrupt = interrupt
-        self._active = threading.Event()
-        self._closed = False
-        self._busy = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="ppdsl-watch", daemon=True)
-            self._thread.start()
-        self._active.set()
-
-    def __exit__(self, *_: object) -> None:
-        self._active.clear()
-
-    def _run(self) -> None:
-        while True:
-            self._active.wait()
-            time.sleep(0.1)
-            with self._busy:
-                if self._closed:
-                    return
-                if self._active.is_set() and self._failed_elsewhere():
-                    self._interrupt()
-                    return
-
-    def _failed_elsewhere(self) -> bool:
-        try:
-            failure = self._board.failure()
-        except RuntimeError:
-            # The store is gone, and with it the process that held it.
-            return True
-        return failure is not None and failure[0] != self._board.rank
-
-    def close(self) -> None:
-        """End the thread; it is not inside torch when this returns."""
-        with self._busy:
-            self._closed = True
-        self._active.set()
 
 
 def _end(world: weakref.ref[DistributedWorld]) -> None:

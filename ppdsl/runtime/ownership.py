@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from ppdsl.diagnostics import CallError, Diagnostic
 from ppdsl.runtime.compiled import Compiled
 
-__all__ = ["local_names", "owned_keys"]
+__all__ = ["load_owned", "local_names", "owned_keys"]
 
 
 def local_names(compiled: Compiled) -> frozenset[str]:
@@ -44,3 +48,25 @@ def owned_keys(compiled: Compiled) -> frozenset[str]:
         if known:
             owned.append(key)
     return frozenset(owned)
+
+
+def load_owned(compiled: Compiled, state: Mapping[str, Any], *, strict: bool) -> None:
+    """Load this process's part of a state dictionary, which may be the whole model's.
+
+    Args:
+        compiled: The stages.
+        state: Tensors by the model's own names.
+        strict: Whether every name of this process must be there, and no name that the model does not have.
+
+    Raises:
+        CallError: A name is missing or unknown.
+    """
+    model, owned = compiled.recording.model, owned_keys(compiled)
+    if strict:
+        known = model.state_dict().keys()
+        missing = [key for key in known if key in owned and key not in state]
+        findings = [Diagnostic("missing-state", f"The state has no `{key}`, which this rank needs.") for key in missing]
+        findings += [Diagnostic("unknown-state", f"The model has no `{key}`.") for key in state if key not in known]
+        if findings:
+            raise CallError(*findings)
+    model.load_state_dict({key: value for key, value in state.items() if key in owned}, strict=False)

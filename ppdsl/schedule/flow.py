@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, assert_never
 
 from ppdsl.graph.ir import Edge, StageGraph
 from ppdsl.schedule.action import Action, ActionKind
 
-__all__ = ["Flow", "Made", "carries_gradient", "flow_of"]
+__all__ = ["Flow", "Made", "carries_gradient", "depths_in_ranks", "flow_of"]
 
 
 class Made(NamedTuple):
@@ -96,3 +97,21 @@ def flow_of(graph: StageGraph) -> Flow:
         depths=tuple(depths),
         heads=tuple(heads),
     )
+
+
+def depths_in_ranks(flow: Flow, placement: Sequence[int]) -> tuple[int, ...]:
+    """Return each stage's depth with steps between stages of one rank not counted.
+
+    With one stage on each rank these are `flow.depths`. Stages that follow each other on one rank work as one.
+
+    >>> from ppdsl.graph.shapes import chain_graph
+    >>> flow = flow_of(chain_graph(4))
+    >>> depths_in_ranks(flow, (0, 1, 2, 3)), depths_in_ranks(flow, (0, 0, 1, 1)), depths_in_ranks(flow, (0, 1, 0, 1))
+    ((4, 3, 2, 1), (2, 2, 1, 1), (4, 3, 2, 1))
+    """
+    depths = [1] * len(placement)
+    for stage in reversed(range(len(placement))):
+        for producer in flow.values_from[stage]:
+            step = 1 if placement[producer] != placement[stage] else 0
+            depths[producer] = max(depths[producer], depths[stage] + step)
+    return tuple(depths)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ppdsl.graph.ir import StageGraph
 from ppdsl.schedule.action import Action, ActionKind, action_of
-from ppdsl.schedule.flow import flow_of
+from ppdsl.schedule.flow import depths_in_ranks, flow_of
 from ppdsl.schedule.merging import merge_orders
 
 __all__ = ["one_f_one_b"]
@@ -18,12 +18,14 @@ def one_f_one_b(
     """Warm up each stage by its depth, then alternate one forward and one backward.
 
     A stage with `d` stages on its longest path to the end, itself included, runs `d - 1` forwards first, so it never
-    holds more than `d` micro-batches. For equal stages, one on each rank, a step takes `(m + D - 1)(F + B)` with `D`
-    the largest depth, which is the least possible. A chain of `p` stages is the 1F1B everybody knows.
+    holds more than `d` micro-batches. Neighbours on one rank work as one and count once. For equal stages, one on each
+    rank, a step takes `(m + D - 1)(F + B)` with `D` the largest depth, which is the least possible. A chain of `p`
+    stages is the 1F1B everybody knows.
 
     Why no order of this kind can deadlock: give forward `k` of a stage the time `2k + D - d` and its backward the time
-    `2k + D + d - 1`. Both data flow and the stage's own order only ever go to a later time. On a rank with several
-    stages the orders of its stages are merged, which keeps this true (see `merging`).
+    `2k + D + d - 1`. A stage's own order only ever goes to a later time, and data flow never to an earlier one; at
+    equal times there is only data flow, forward or backward, which has no circle. On a rank with several stages the
+    orders of its stages are merged, which keeps this true (see `merging`).
 
     Args:
         graph: Any stage graph; a stage without backward only runs forward.
@@ -42,7 +44,8 @@ def one_f_one_b(
     2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3
     """
     flow = flow_of(graph)
-    orders = [_stage_order(s, depth, microbatches) for s, depth in enumerate(flow.depths)]
+    depths = depths_in_ranks(flow, placement)
+    orders = [_stage_order(s, depth, microbatches) for s, depth in enumerate(depths)]
     return merge_orders(orders, flow, placement, ranks)
 
 

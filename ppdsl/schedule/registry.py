@@ -24,7 +24,7 @@ Demand = Callable[[StageGraph, Sequence[int], int], Diagnostic | None]
 
 
 class Builder(Protocol):
-    """A pure function from sizes to rows; families with arguments take them as further keywords."""
+    """A pure function from sizes to rows; what else a family depends on is bound beforehand (`functools.partial`)."""
 
     def __call__(
         self, graph: StageGraph, placement: Sequence[int], microbatches: int, ranks: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 from hypothesis import given
@@ -213,7 +214,8 @@ help: run backwards earlier, or raise the limit"""
 def test_of_many_findings_of_one_kind_a_few_are_shown() -> None:
     rows = [f"0F{m} 0B{m}".split() for m in range(9)]
     backwards = [f"1B{m} 1F{m}".split() for m in range(9)]
-    text = render_plain(verify_schedule(from_rows([sum(rows, []), sum(backwards, [])]), CHAIN))
+    order = from_rows([chain.from_iterable(rows), chain.from_iterable(backwards)])
+    text = render_plain(verify_schedule(order, CHAIN))
     assert text.count("error[backward-first]") == 4
     assert text.endswith("note[backward-first]: 5 more findings of this kind are not shown.")
 
@@ -293,8 +295,7 @@ def test_a_repeated_step_is_named(kind: type[Step], rank: int, code: str) -> Non
     ("kind", "to", "text"),
     [
         (Send, 0, "Rank 0 sends 'value0' of micro-batch 0 from stage 0 to 1 at step 0, before it is made."),
-        (Wait, 0, "Rank 0 waits for the gradient of 'value0' of micro-batch 0 from stage 1 to 0 at step 0, before posting "
-                  "its receive."),
+        (Wait, 0, "the gradient of 'value0' of micro-batch 0 from stage 1 to 0 at step 0, before posting its receive."),
         (Free, 0, "Rank 0 frees stage 0, micro-batch 0 at step 0, before its last use in 0B0."),
         (Wait, 99, "after its use."),
     ],

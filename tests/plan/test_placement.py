@@ -28,8 +28,8 @@ def test_more_stages_than_ranks_are_never_folded_silently() -> None:
     with pytest.raises(GraphError) as caught:
         place(chain_graph(4), 2)
     assert str(caught.value) == (
-        "error[more-stages-than-ranks]: The model has 4 stages, but there are 2 ranks, and no placement says who shares "
-        "one.\n"
+        "error[more-stages-than-ranks]: The model has 4 stages, but there are 2 ranks, and no placement says who "
+        "shares one.\n"
         "help: run on 4 ranks, or give a placement such as placement={0: 0, 1: 1, 2: 0, 3: 1}"
     )
 

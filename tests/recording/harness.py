@@ -121,12 +121,12 @@ def run_plain(model: nn.Module, calls: Sequence[Call], loss: Callable[..., Tenso
     return run
 
 
-def run_split(recording: Recording, calls: Sequence[Call]) -> Run:
+def run_split(recording: Recording, calls: Sequence[Call], *, with_loss: bool) -> Run:
     """Train the recorded stages one after the other, cut off from each other at every border."""
     run = Run()
     for number, (args, kwargs) in enumerate(calls):
         seed(100 + number)
-        _split_step(recording, args, kwargs, run)
+        _split_step(recording, args, kwargs, run, with_loss)
     _finish(run, recording.model, calls)
     return run
 
@@ -139,7 +139,7 @@ def accept(recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return given
 
 
-def _split_step(recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> None:
+def _split_step(recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run, with_loss: bool) -> None:
     graph = recording.graph
     given = accept(recording, args, kwargs)
     sent: dict[int, Tensor] = {}
@@ -170,9 +170,8 @@ def _split_step(recording: Recording, args: tuple[Any, ...], kwargs: dict[str, A
         if outputs[index] is None:
             raise ValueError(f"no stage gives output {route.name}")
     run.outputs.append(_detached(recording.rebuild(outputs)))
-    if loss is not None:
+    if with_loss and loss is not None:
         run.losses.append(loss.detach())
-    with_loss = any(result.loss for program in recording.programs for result in program.results)
     for program, results in zip(reversed(recording.programs), reversed(made), strict=True):
         tensors, gradients = [], []
         for result, tensor in zip(program.results, results, strict=True):
@@ -181,7 +180,7 @@ def _split_step(recording: Recording, args: tuple[Any, ...], kwargs: dict[str, A
                 for consumer in graph.edges[result.edge].consumers:
                     gradient = received[result.edge, consumer].grad
                     parts += [] if gradient is None else [gradient]
-            if result.loss:
+            if with_loss and result.loss:
                 parts.append(torch.ones_like(tensor))
             elif not with_loss:
                 parts += [_gradient_of(tensor) for _ in result.outputs]
@@ -339,7 +338,7 @@ def judge(toy: Toy, *, with_loss: bool) -> Verdict:
         recording = record_call(model, args, kwargs, loss=loss)
     except PpdslError as error:
         return Verdict(Outcome.REFUSED, str(error))
-    split = run_split(recording, [call_of(toy, number) for number in SEEDS])
+    split = run_split(recording, [call_of(toy, number) for number in SEEDS], with_loss=with_loss)
     plain = run_plain(build(toy), [call_of(toy, number) for number in SEEDS], loss)
     wrong, rounding = differences(split, plain)
     if wrong:

@@ -267,7 +267,7 @@ def test_a_random_program_is_equal_or_refused(steps: tuple[Step, ...], outputs: 
         event(" ".join(sorted(codes)))
         assert codes <= DOCUMENTED, str(recording)
         return
-    wrong, rounding = differences(run_split(recording, [call(1), call(2)]), plain)
+    wrong, rounding = differences(run_split(recording, [call(1), call(2)], with_loss=with_loss), plain)
     assert not wrong, wrong
     outcome = "equal up to sum order" if rounding else "equal"
     counts[outcome] += 1

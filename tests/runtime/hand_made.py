@@ -37,7 +37,9 @@ class HandMade:
     guards: tuple[Any, ...] = ()
     names: tuple[str, ...] = field(default=())
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any], targets: tuple[Any, ...] = ()) -> tuple[torch.Tensor, ...]:
+    def bind(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], targets: tuple[Any, ...] = ()
+    ) -> tuple[torch.Tensor, ...]:
         leaves = [*args, *kwargs.values(), *targets]
         if len(leaves) != len(self.graph.inputs):
             raise CallError(Diagnostic("missing-argument", f"Expected {len(self.graph.inputs)} tensors."))

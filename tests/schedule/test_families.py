@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ppdsl.diagnostics import ScheduleError
+from ppdsl.diagnostics import Diagnostic, ScheduleError
+from ppdsl.graph.ir import StageGraph
 from ppdsl.graph.shapes import chain_graph, shape_graph
-from ppdsl.schedule import build_schedule, from_rows, parse_csv, to_csv
+from ppdsl.plan import peak_activations
+from ppdsl.schedule import build_schedule, from_rows, parse_csv, registry, to_csv
+from tests.schedule.shapes import microbatches
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -46,8 +52,31 @@ def test_a_frozen_stage_runs_forward_only_and_not_far_ahead_of_its_rank() -> Non
     graph = shape_graph(3, [(0, (1,)), (1, (2,))], frozen={0})
     assert str(build_schedule("1f1b", graph, (0, 1, 1), 6)) == (
         "rank 0 | 0F0 0F1 0F2 0F3 0F4 0F5\n"
-        "rank 1 | 1F0 2F0 2B0 1F1 1B0 2F1 2B1 1F2 1B1 2F2 2B2 1F3 1B2 2F3 2B3 1F4 1B3 2F4 2B4 1F5 1B4 2F5 2B5 1B5"
+        "rank 1 | 1F0 2F0 2B0 1B0 1F1 2F1 2B1 1B1 1F2 2F2 2B2 1B2 1F3 2F3 2B3 1B3 1F4 2F4 2B4 1B4 1F5 2F5 2B5 1B5"
     )
+
+
+def test_neighbours_on_one_rank_work_as_one_stage() -> None:
+    assert str(build_schedule("1f1b", chain_graph(4), (0, 0, 1, 1), 3)) == (
+        "rank 0 | 0F0 1F0 0F1 1F1 1B0 0B0 0F2 1F2 1B1 0B1 1B2 0B2\n"
+        "rank 1 | 2F0 3F0 3B0 2B0 2F1 3F1 3B1 2B1 2F2 3F2 3B2 2B2"
+    )
+
+
+@given(p=st.integers(1, 5), v=st.integers(1, 3), m=microbatches)
+def test_blocks_of_a_chain_are_the_1f1b_of_a_shorter_chain(p: int, v: int, m: int) -> None:
+    graph = chain_graph(p * v)
+    blocks = build_schedule("1f1b", graph, [stage // v for stage in range(p * v)], m)
+    merged = build_schedule("1f1b", chain_graph(p), range(p), m)
+    assert [peak.count for peak in peak_activations(blocks, graph)] == [min(m, p - rank) * v for rank in range(p)]
+    for wide, narrow in zip(blocks.rows, merged.rows, strict=True):
+        assert [(a.kind, a.microbatch) for a in wide[::v]] == [(a.kind, a.microbatch) for a in narrow]
+
+
+@given(stages=st.integers(1, 6), m=microbatches)
+def test_a_chain_on_one_rank_is_a_plain_loop(stages: int, m: int) -> None:
+    graph, placement = chain_graph(stages), (0,) * stages
+    assert build_schedule("1f1b", graph, placement, m).rows == build_schedule("sequential", graph, placement, m).rows
 
 
 def test_a_name_may_be_written_with_capitals_and_hyphens() -> None:
@@ -70,6 +99,17 @@ def test_a_name_like_no_other_gets_the_list() -> None:
         "error[unknown-schedule]: There is no schedule named 'zzz'.\n"
         "help: one of: 1f1b, gpipe, sequential, forward_only"
     )
+
+
+def test_what_a_family_demands_is_said_before_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def even(graph: StageGraph, placement: Sequence[int], m: int) -> Diagnostic | None:
+        return Diagnostic("odd-microbatches", f"{m} micro-batches do not go in pairs.") if m % 2 else None
+
+    pairs = registry.Family("pairs", registry.families()["gpipe"].build, "two at a time", demands=(even,))
+    monkeypatch.setattr(registry, "_FAMILIES", (pairs,))
+    assert build_schedule("pairs", chain_graph(2), (0, 1), 2).name == "pairs"
+    with pytest.raises(ScheduleError, match="3 micro-batches do not go in pairs"):
+        build_schedule("pairs", chain_graph(2), (0, 1), 3)
 
 
 def test_impossible_sizes_are_all_named_at_once() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from ppdsl.graph.ir import StageGraph
 from ppdsl.plan import peak_activations, verify_schedule
 from ppdsl.schedule import ActionKind, build_schedule, families, flow_of, parse_csv, to_csv
+from ppdsl.schedule.flow import depths_in_ranks
 from tests.schedule.shapes import microbatches, placed_graphs, spread_graphs
 
 NAMES = list(families())
@@ -54,7 +55,7 @@ def test_csv_text_is_read_back_unchanged(name: str, placed: Placed, m: int) -> N
 @given(placed=placed_graphs(), m=microbatches)
 def test_1f1b_holds_no_more_microbatches_of_a_stage_than_its_depth(placed: Placed, m: int) -> None:
     graph, placement = placed
-    depths = flow_of(graph).depths
+    depths = depths_in_ranks(flow_of(graph), placement)
     for row in build_schedule("1f1b", graph, placement, m).rows:
         live: Counter[int] = Counter()
         for action in row:

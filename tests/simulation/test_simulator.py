@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -155,7 +156,7 @@ def test_a_timeline_keeps_order_data_flow_and_durations(name: str, data: st.Data
     for rank, row in enumerate(schedule.rows):
         events = [e for e in timeline.events if e.rank == rank]
         assert [e.action for e in sorted(events, key=lambda e: (e.start, e.end, row.index(e.action)))] == list(row)
-        assert all(a.end <= b.start for a, b in zip(events, events[1:], strict=False))
+        assert all(a.end <= b.start for a, b in pairwise(events))
 
 
 @given(graph=graphs(), m=microbatches, latency=st.integers(0, 3))

@@ -184,7 +184,7 @@ def gradient_error(split: Run, plain: Run) -> float:
 
 def _runs(case: Case, recording: Recording, plain_model: nn.Module) -> tuple[Run, Run]:
     calls = [case.call(number) for number in range(MICROBATCHES)]
-    split = run_split(recording, [(call.args, dict(call.kwargs)) for call in calls])
+    split = run_split(recording, [(call.args, dict(call.kwargs)) for call in calls], with_loss=True)
     calls = [case.call(number) for number in range(MICROBATCHES)]
     loss: Callable[[Any], Tensor] = case.loss or _own_loss
     plain = run_plain(plain_model, [(call.args, dict(call.kwargs)) for call in calls], loss)

@@ -42,14 +42,13 @@ class Toy:
         inputs: Builds the arguments of one micro-batch from torch's current seed.
         outcome: What must come of it.
         error: The whole text of the refusal; only with `Outcome.REFUSED`.
+        outcome_with_loss: What must come of it when a loss is recorded after it, if that is another thing.
         stages: Labels of the stages in order, or None when they do not matter.
         edges: `producer>consumers` of each edge, sorted, or None when they do not matter.
         warns: Codes of the warnings expected.
         violates: Builds a micro-batch that the recording must not accept.
         violation: The whole text of the `CallError` that it leads to.
-        example: Builds the recorded micro-batch when it is not one of `inputs`.
         lazy: Whether a first call leaves new attributes or hooks on the model by the user's own intention.
-        reruns: Whether the model can be called again after being called (a generator argument cannot).
     """
 
     name: str
@@ -58,6 +57,7 @@ class Toy:
     inputs: Callable[[], Call]
     outcome: Outcome = Outcome.EQUAL
     error: str | None = None
+    outcome_with_loss: Outcome | None = None
     stages: str | None = None
     edges: str | None = None
     warns: tuple[str, ...] = ()

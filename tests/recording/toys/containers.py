@@ -319,3 +319,20 @@ class SameTensorTwiceInTheArguments(Net):
             h = self.a(x) + y
         with pp.stage(1):
             return self.b(h) * y
+
+
+class Result:
+    """An object of the user's own, with a number beside its tensors."""
+
+    def __init__(self, tensor: Tensor, rows: int) -> None:
+        self.tensor = tensor
+        self.rows = rows
+
+
+@toy("3.22", "5.10")
+class ObjectOutput(Net):
+    def forward(self, x: Tensor) -> Result:
+        with pp.stage(0):
+            h = self.a(x)
+        with pp.stage(1):
+            return Result(self.b(h), len(x))

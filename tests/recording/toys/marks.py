@@ -244,7 +244,7 @@ class BeginInsideADenseBlock(Net):
         return self.c(self.block(self.a(x)) + x)
 
 
-@toy("4", stages="0 1 0'", edges="0>0' 0>1 1>0'")
+@toy("4", stages="0 1 0'", edges="0>1 1>0'")
 class PlaceIsExactlyThisModule(Net):
     def mark(self) -> None:
         for module, key in ((self.a, 0), (self.b, 1), (self.c, 0)):

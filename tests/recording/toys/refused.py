@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import ppdsl as pp
-from tests.recording.toys.base import PENDING, Net, toy
+from tests.recording.toys.base import PENDING, Net, Outcome, toy
 from tests.recording.toys.values import LayerDrop, scripted
 
 __all__: list[str] = []
@@ -109,20 +109,35 @@ class LazyLayer(Net):
             return self.b(h)
 
 
-class Opaque:
-    """Holds a tensor and is no container that anyone knows."""
+@toy("5.10", error=PENDING)
+class OutputIsNoTensorTree(Net):
+    """The tensor is there, but only the function knows where."""
+
+    def forward(self, x: Tensor) -> Any:
+        with pp.stage(0):
+            h = self.a(x)
+        with pp.stage(1):
+            y = self.b(h)
+            return lambda: y
+
+
+class Slotted:
+    """Holds a tensor where no walker looks."""
+
+    __slots__ = ("tensor",)
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
 
 
 @toy("5.10", error=PENDING)
-class OutputIsNoTensorTree(Net):
-    def forward(self, x: Tensor) -> Opaque:
+class OutputIsAnObjectOfAnotherKind(Net):
+    def forward(self, x: Tensor) -> tuple[Tensor, Slotted]:
         with pp.stage(0):
             h = self.a(x)
         with pp.stage(1):
-            return Opaque(self.b(h))
+            y = self.b(h)
+            return y, Slotted(y * 2)
 
 
 @toy("3.30", error=PENDING)
@@ -177,7 +192,7 @@ class LeadingCutpoint(Net):
         return self.b(h)
 
 
-@toy("4", error=PENDING)
+@toy("4", error=PENDING, outcome_with_loss=Outcome.EQUAL)
 class TrailingCutpoint(Net):
     def forward(self, x: Tensor) -> Tensor:
         h = pp.cutpoint(self.a(x))

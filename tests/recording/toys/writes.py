@@ -38,7 +38,7 @@ class ReluModuleWritesWhatItReceived(Net):
             return self.b(h)
 
 
-@toy("3.6", stages="0 1 2", edges="0>1 1>2")
+@toy("3.6", stages="0 1 2", edges="0>1 1>2 1>2")
 class WrittenValueIsReadLater(Net):
     """Stage 2 reads the tensor of stage 0 after stage 1 wrote it: the edge comes from the writer."""
 
@@ -66,7 +66,7 @@ class OldValueIsReadBeforeTheWrite(Net):
             return self.c(y) + h.sin()
 
 
-@toy("3.6", stages="0 1 2", edges="0>2 0>1")
+@toy("3.6", stages="0 1 2", edges="0>1 0>2 1>2")
 class AddIntoASkip(Net):
     def forward(self, x: Tensor) -> Tensor:
         with pp.stage(0):
@@ -259,7 +259,7 @@ class BaseIsReadAfterItsViewWasWrittenElsewhere(Net):
             return self.c(h) + y
 
 
-@toy("3.7", stages="0 1", edges="0>1")
+@toy("3.7", stages="0 1", edges="0>1 0>1")
 class ViewAndBaseAreReadInTheNextStage(Net):
     """Nobody writes: two names of one memory are harmless."""
 
@@ -389,7 +389,7 @@ class WriteIntoAReceivedView(Net):
             part = h[:, :2]
         with pp.stage(1):
             part += 1
-            return part.sum() + self.b(x)
+            return torch.cat([part, part], dim=1) * self.b(x)
 
 
 def two() -> Any:
@@ -407,7 +407,7 @@ class SetDataOfAReceivedTensor(Net):
             return self.c(g) + self.d(h)
 
 
-@toy("3.3", "3.6", stages="0 1 2", edges="0>1 1>2")
+@toy("3.3", "3.6", stages="0 1 2", edges="0>1 1>2 1>2")
 class ConversionThatGivesTheSameTensorBack(Net):
     """`float()`, `contiguous()` and `to()` return the very tensor when there is nothing to do."""
 

@@ -1,0 +1,116 @@
+"""What a split would silently change: refused, or said as a warning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ppdsl.diagnostics import Diagnostic
+from ppdsl.recording.findings import error_at, labels_of
+from ppdsl.recording.items import Collapsed, Item
+from ppdsl.recording.tape import Tape, Value
+from ppdsl.recording.visits import Visit
+
+__all__ = ["check_borders", "check_open_frames", "warnings_of"]
+
+
+def check_open_frames(tape: Tape, collapsed: Collapsed) -> None:
+    """Refuse modules that were taken apart although something hangs on their being called as one.
+
+    Raises:
+        RecordingError: Full backward hooks on such a module, or random numbers of Python or numpy between modules.
+    """
+    for frame in collapsed.open_frames:
+        module = frame.module
+        if module is not None and (module._backward_hooks or module._backward_pre_hooks):
+            raise error_at(
+                "backward-hooks",
+                f"Module `{frame.name or type(module).__name__}` has full backward hooks, but {frame.keep_open}, so its "
+                "backward is no single step.",
+                frame.place,
+                "hook the modules inside its stages instead",
+            )
+    for frame in (tape.root, *collapsed.open_frames):
+        if frame.drew:
+            raise error_at(
+                "python-random",
+                f"forward of {type(frame.module).__name__ if frame.module is not None else frame.name} draws random numbers "
+                "from Python or numpy between modules: a recording would fix them for ever.",
+                frame.place,
+                "draw them with torch, or inside a module that lies in one stage",
+            )
+
+
+def check_borders(visits: list[Visit], collapsed: Collapsed) -> None:
+    """Refuse `torch.autograd.grad` and `backward` inside forward when the way back leaves their stage.
+
+    Raises:
+        RecordingError: A gradient would have to cross a border while forward runs.
+    """
+    home = {id(item): visit for visit in visits for item in visit.items}
+    makers = {id(value): item for item in collapsed.items for _, value in (*item.outputs, *item.writes)}
+    for item in collapsed.items:
+        name = getattr(item.target, "__name__", "")
+        if item.target is torch.autograd.grad:
+            ends = [value for value in item.inputs if value.meta.requires_grad]
+        elif name == "backward" and item.effect:
+            ends = list(item.inputs)
+        else:
+            continue
+        for other in _ancestors(ends, makers, collapsed):
+            if home.get(id(other)) is not home.get(id(item)) and _makes_gradients(other):
+                raise error_at(
+                    "grad-over-border",
+                    f"`{name}` inside forward needs gradients through stage {home[id(other)].key}, another stage than its own.",
+                    item.place,
+                    "put all that it differentiates into one stage",
+                )
+
+
+def warnings_of(tape: Tape, collapsed: Collapsed) -> tuple[Diagnostic, ...]:
+    """Return what a split does not carry over, and what it cannot see."""
+    found = [
+        Diagnostic(
+            "saved-tensors-hooks",
+            "Saved-tensor hooks around code that is taken apart are not carried over.",
+            labels_of(frame.saved_hooks),
+            "enter them inside a module that lies in one stage",
+        )
+        for frame in (tape.root, *collapsed.open_frames)
+        if frame.saved_hooks is not None
+    ]
+    stages: dict[int, set[Any]] = {}
+    if tape.messages:
+        for item in collapsed.items:
+            if isinstance(item.target, torch.nn.Module):
+                for module in item.target.modules():
+                    stages.setdefault(id(module), set()).add(item.stage)
+    for message in tape.messages:
+        others = stages.get(id(message.module), set()) - {message.stage, None}
+        if others and message.stage is not None:
+            found.append(
+                Diagnostic(
+                    "python-message",
+                    f"Stage {message.stage} writes attribute `{message.attribute}` of a module of stage "
+                    f"{', '.join(map(str, sorted(others, key=str)))}: Python values do not travel between ranks.",
+                    labels_of(message.place),
+                    "pass it as a tensor, through an argument",
+                )
+            )
+    return tuple(found)
+
+
+def _ancestors(values: list[Value], makers: dict[int, Item], collapsed: Collapsed) -> list[Item]:
+    found: dict[int, Item] = {}
+    pending = [collapsed.resolve(value) for value in values]
+    while pending:
+        item = makers.get(id(pending.pop()))
+        if item is not None and id(item) not in found:
+            found[id(item)] = item
+            pending.extend(collapsed.resolve(value) for value in item.inputs if value.meta.requires_grad)
+    return list(found.values())
+
+
+def _makes_gradients(item: Item) -> bool:
+    return any(value.meta.requires_grad for _, value in item.outputs)

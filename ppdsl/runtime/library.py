@@ -1,0 +1,120 @@
+"""The recordings of one pipeline: one for each state of the model that a step meets, made when it is first met."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ppdsl.recording.record import Recording, record_call
+from ppdsl.runtime.batch import check_names, slice_like, split_batch
+from ppdsl.runtime.compiled import Compiled, build_plan
+from ppdsl.runtime.options import Options
+from ppdsl.runtime.world import World
+
+__all__ = ["Library"]
+
+
+class Library:
+    """Makes and keeps recordings and their plans.
+
+    A recording holds for the modes of the modules, the frozen parameters and the autocast state that it was made in.
+    When a call finds them changed, the model is recorded again from the same example; going back finds the first one.
+
+    Args:
+        model: The user's model.
+        args: Example arguments for one micro-batch.
+        kwargs: Example keyword arguments for one micro-batch.
+        targets: Example targets for one micro-batch; None when the loss is recorded later.
+        world: The ranks.
+        options: The user's choices.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        targets: tuple[Any, ...] | None,
+        world: World,
+        options: Options,
+    ) -> None:
+        self.model = model
+        self.targets = targets
+        self._args = args
+        self._kwargs = kwargs
+        self._world = world
+        self._options = options
+        self._recordings: dict[Any, Recording] = {}
+        self._compiled: dict[Any, Compiled] = {}
+        graph = self._recording(with_loss=self.loss_is_known).graph
+        self.microbatches = options.count_microbatches(len({stage.key for stage in graph.stages}))
+        check_names(options.batch_axis, graph.inputs, graph.outputs)
+
+    @property
+    def loss_is_known(self) -> bool:
+        """Whether there is a loss function and its targets are known."""
+        return self._options.loss is not None and self.targets is not None
+
+    def compiled(self, *, with_loss: bool, backward: bool) -> Compiled:
+        """Return what to run in the model's present state.
+
+        Args:
+            with_loss: Whether the loss function is part of it.
+            backward: Whether it has a backward.
+        """
+        key = (with_loss, backward, self._state())
+        if key not in self._compiled:
+            recording = self._recording(with_loss=with_loss)
+            options = self._options
+            plan = build_plan(
+                recording, self._world, options.schedule, self.microbatches, options.placement, backward=backward
+            )
+            self._compiled[key] = Compiled(recording, plan, self._world)
+            self._compiled[key].move_parameters()
+        return self._compiled[key]
+
+    def learn_targets(self, args: tuple[Any, ...], kwargs: dict[str, Any], targets: tuple[Any, ...]) -> None:
+        """Take the first micro-batch's targets of a call as the example to record the loss with."""
+        recording = self._recording(with_loss=False)
+        leaves = recording.bind(args, kwargs, ())
+        batch = split_batch(recording.graph.inputs, leaves, self.microbatches, self._options.batch_axis)
+        flat, structure = pytree.tree_flatten(targets)
+        cut = [self._cut(f"targets[{i}]", leaf, batch.rows or 1) for i, leaf in enumerate(flat)]
+        self.targets = tuple(pytree.tree_unflatten(cut, structure))
+
+    def _cut(self, name: str, leaf: Any, rows: int) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return slice_like(name, leaf, rows, self.microbatches, self._options.batch_axis).detach()
+
+    def _recording(self, *, with_loss: bool) -> Recording:
+        key = (with_loss, self._state())
+        if key not in self._recordings:
+            loss = self._options.loss if with_loss else None
+            targets = (self.targets or ()) if with_loss else ()
+            self._recordings[key] = record_call(self.model, self._args, self._kwargs, loss=loss, targets=targets)
+        return self._recordings[key]
+
+    def _state(self) -> tuple[Any, ...]:
+        training = tuple(module.training for module in self.model.modules())
+        frozen = tuple(parameter.requires_grad for parameter in self.model.parameters())
+        autocast = tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))
+        return training, frozen, autocast
+
+    def fingerprint(self) -> str:
+        """Return a hash of the whole model's modules and parameters, also of what lies inside one stage."""
+        lines = [
+            f"{name} {type(module).__qualname__} {_settings(module)}" for name, module in self.model.named_modules()
+        ]
+        lines += [
+            f"{name} {tuple(p.shape)} {p.dtype}" for name, p in self.model.named_parameters(remove_duplicate=False)
+        ]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:8]
+
+
+def _settings(module: torch.nn.Module) -> str:
+    # Of torch's own modules only: what a user's module says of itself may differ between processes.
+    return module.extra_repr() if type(module).__module__.startswith("torch.nn.") else ""

@@ -1,0 +1,113 @@
+"""What a user chooses about a pipeline, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ppdsl.diagnostics import CallError, Diagnostic
+from ppdsl.runtime.batch import Batch, BatchAxis
+from ppdsl.runtime.distributed import DistributedWorld
+from ppdsl.runtime.inprocess import InProcessWorld
+from ppdsl.runtime.world import World
+from ppdsl.schedule.table import Schedule
+
+__all__ = ["Devices", "Options", "Reduction", "make_world", "weights_of"]
+
+Reduction = str | Callable[[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]], Any]
+"""`mean`, `sum`, or a function of a micro-batch's and the whole batch's tensors by name; it returns the weight."""
+
+Devices = str | torch.device | Sequence[str | torch.device] | None
+"""One device for all ranks of this process, one for each rank, or None for where the parameters are."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The choices of one pipeline; `pipeline` describes each."""
+
+    loss: Callable[..., Any] | None = None
+    schedule: str | Schedule = "1f1b"
+    microbatches: int | None = None
+    placement: Mapping[int | str, int] | None = None
+    reduction: Reduction = "mean"
+    batch_axis: BatchAxis = field(default_factory=dict)
+    spec: object = None
+
+    def check(self) -> None:
+        """Look at what can be checked without the model.
+
+        Raises:
+            CallError: Something is wrong.
+        """
+        findings = []
+        if self.spec is not None:
+            advice = "mark the model with pp.stage, pp.cutpoint or pp.begin"
+            findings.append(Diagnostic("no-spec", "spec= is not supported yet.", help=advice))
+        if isinstance(self.reduction, str) and self.reduction not in ("mean", "sum"):
+            message = f"There is no reduction {self.reduction!r}."
+            advice = "one of: mean, sum, or a function that returns a micro-batch's weight"
+            findings.append(Diagnostic("unknown-reduction", message, help=advice))
+        if self.microbatches is not None and self.microbatches < 1:
+            message = f"A step of {self.microbatches} micro-batches has nothing to run."
+            findings.append(Diagnostic("no-microbatches", message, help="use at least 1 micro-batch"))
+        if isinstance(self.schedule, Schedule) and self.microbatches not in (None, self.schedule.microbatches):
+            message = f"microbatches is {self.microbatches}, but the schedule has {self.schedule.microbatches}."
+            findings.append(Diagnostic("microbatches-differ", message, help="leave microbatches= out"))
+        if findings:
+            raise CallError(*findings)
+
+    def count_microbatches(self, keys: int) -> int:
+        """Return the number of micro-batches, for a model with that many stage keys."""
+        given = self.schedule.microbatches if isinstance(self.schedule, Schedule) else self.microbatches
+        return keys if given is None else given
+
+
+def weights_of(
+    reduction: Reduction, names: Sequence[str], leaves: Sequence[torch.Tensor], batch: Batch
+) -> tuple[float, ...]:
+    """Return for each micro-batch the gradient of its loss: what its loss counts in the step's.
+
+    Args:
+        reduction: How losses are added.
+        names: Names of the call's tensors.
+        leaves: The call's tensors.
+        batch: The same, cut.
+    """
+    count = len(batch.microbatches)
+    if reduction == "mean":
+        return (1.0 / count,) * count
+    if isinstance(reduction, str):
+        return (1.0,) * count
+    whole = dict(zip(names, leaves, strict=True))
+    parts = (dict(zip(names, microbatch, strict=True)) for microbatch in batch.microbatches)
+    return tuple(float(reduction(part, whole)) for part in parts)
+
+
+def make_world(devices: Devices, timeout: float, runtime: str | None) -> World:
+    """Return the ranks: processes when torch.distributed is initialised, otherwise all in this process.
+
+    Raises:
+        CallError: The choice is impossible.
+    """
+    initialised = dist.is_available() and dist.is_initialized()
+    if not timeout > 0:
+        raise CallError(Diagnostic("wrong-timeout", f"timeout is {timeout} seconds.", help="give more than 0"))
+    if runtime not in (None, "inprocess", "distributed"):
+        message = f"There is no runtime {runtime!r}."
+        raise CallError(Diagnostic("unknown-runtime", message, help="one of: inprocess, distributed"))
+    if runtime == "distributed" and not initialised:
+        advice = "call torch.distributed.init_process_group() first, under torchrun"
+        raise CallError(Diagnostic("not-initialised", "torch.distributed is not initialised.", help=advice))
+    one = isinstance(devices, str | torch.device)
+    if runtime == "inprocess" or not initialised:
+        if devices is None or isinstance(devices, str | torch.device):
+            return InProcessWorld(None if devices is None else torch.device(devices))
+        return InProcessWorld([torch.device(device) for device in devices])
+    if devices is not None and not one:
+        message = "devices= is a list, but under torch.distributed each process has one device."
+        raise CallError(Diagnostic("wrong-devices", message, help="give this process's device, or None"))
+    return DistributedWorld(timeout, torch.device(str(devices)) if devices is not None else None)
