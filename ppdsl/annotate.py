@@ -231,7 +231,9 @@ def place(module: Any, key: Key, *, call: int | None = None) -> None:
 def marks(model: Any) -> tuple[ModuleMark, ...]:
     """Return the marks laid on `model` and its submodules, in the order of their names."""
     return tuple(
-        replace(mark, module=name) for name, module in model.named_modules() for mark in module.__dict__.get(_ATTRIBUTE, ())
+        replace(mark, module=name)
+        for name, module in model.named_modules()
+        for mark in module.__dict__.get(_ATTRIBUTE, ())
     )
 
 

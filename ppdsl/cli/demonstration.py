@@ -21,6 +21,7 @@ from ppdsl.timeline import Timeline
 
 __all__ = ["run_demo"]
 
+LEARNING_RATE = 3e-3
 _IMAGES = 4  # in a micro-batch
 _LINES = 6
 
@@ -55,7 +56,7 @@ def _train(options: Namespace, output: Output) -> tuple[list[float], Measured]:
     order = own_order(options.schedule)
     count = options.microbatches if order is None else order.microbatches
     pipe = pipeline(**setup, schedule=order or options.schedule, microbatches=count)
-    optimizer = torch.optim.AdamW(pipe.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(pipe.parameters(), lr=LEARNING_RATE)
     chance = torch.Generator().manual_seed(1)
     output.show(
         Text.assemble(

@@ -197,8 +197,7 @@ class StageGraph:
 
     def __str__(self) -> str:
         lines = [f"{self.name}: {len(self.stages)} stages, {len(self.edges)} edges"]
-        for stage in self.stages:
-            lines.append(f"  stage {stage.label}: {', '.join(stage.modules) or 'no modules'}")
+        lines += [f"  stage {s.label}: {', '.join(s.modules) or 'no modules'}" for s in self.stages]
         for edge in self.edges:
             source = self.stages[edge.producer].label
             targets = ", ".join(self.stages[c].label for c in edge.consumers)

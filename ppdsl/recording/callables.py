@@ -10,7 +10,16 @@ import torch
 from ppdsl.recording.structure import Path, Template, fill, pick
 from ppdsl.recording.tape import Ambient
 
-__all__ = ["Captured", "EnterAmbient", "Fill", "Pick", "ReadAttribute", "SetAttribute", "close_ambients", "exit_ambient"]
+__all__ = [
+    "Captured",
+    "EnterAmbient",
+    "Fill",
+    "Pick",
+    "ReadAttribute",
+    "SetAttribute",
+    "close_ambients",
+    "exit_ambient",
+]
 
 
 class _Named:
@@ -35,6 +44,7 @@ class Fill(_Named):
         self.template = template
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
+        """Return what `target` returns for arguments filled with `tensors`."""
         args, kwargs = fill(self.template, tensors)
         return self.target(*args, **kwargs)
 
@@ -47,6 +57,7 @@ class Pick(_Named):
         self.path = path
 
     def __call__(self, result: Any) -> Any:
+        """Return the tensor at the path."""
         return pick(result, self.path)
 
 
@@ -58,6 +69,7 @@ class Captured(_Named):
         self.tensor = tensor
 
     def __call__(self) -> torch.Tensor:
+        """Return the tensor itself."""
         return self.tensor
 
 
@@ -70,6 +82,7 @@ class ReadAttribute(_Named):
         self.attribute = attribute
 
     def __call__(self, *_: Any) -> Any:
+        """Return the attribute; arguments only order this read after others."""
         return getattr(self.module, self.attribute)
 
 
@@ -83,6 +96,7 @@ class SetAttribute(_Named):
         self.template = template
 
     def __call__(self, *tensors: torch.Tensor) -> None:
+        """Set the attribute to the template filled with `tensors`."""
         setattr(self.module, self.attribute, fill(self.template, tensors))
 
 
@@ -98,6 +112,7 @@ class EnterAmbient(_Named):
         self.base = base
 
     def __call__(self, *_: Any) -> contextlib.ExitStack:
+        """Set the switches; what is returned sets them back."""
         now, base = self.ambient, self.base
         stack = contextlib.ExitStack()
         if now.inference != base.inference:
@@ -115,8 +130,22 @@ class EnterAmbient(_Named):
         return stack
 
 
+def enter_region() -> contextlib.ExitStack:
+    """Begin an autocast block: until it ends, a weight is cast once."""
+    stack = contextlib.ExitStack()
+    torch.autocast_increment_nesting()
+    stack.callback(_end_region)
+    _open.append(stack)
+    return stack
+
+
+def _end_region() -> None:
+    if torch.autocast_decrement_nesting() == 0:
+        torch.clear_autocast_cache()
+
+
 def exit_ambient(stack: contextlib.ExitStack) -> None:
-    """Leave what `EnterAmbient` entered."""
+    """Leave what `EnterAmbient` or `enter_region` entered."""
     _open.remove(stack)
     stack.close()
 

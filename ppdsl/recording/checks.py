@@ -86,7 +86,7 @@ def warnings_of(tape: Tape, collapsed: Collapsed) -> tuple[Diagnostic, ...]:
             if isinstance(item.target, torch.nn.Module):
                 for module in item.target.modules():
                     stages.setdefault(id(module), set()).add(item.stage)
-    for message in tape.messages:
+    for message in {(id(message.module), message.attribute, message.place): message for message in tape.messages}.values():
         others = stages.get(id(message.module), set()) - {message.stage, None}
         if others and message.stage is not None:
             found.append(

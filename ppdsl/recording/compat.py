@@ -44,8 +44,8 @@ DATA_ERRORS = (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
-# Among them: the shape of a result, or a Python number, depends on the values.
-SHAPE_ERRORS = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+# Among them: the shape of a result depends on the values.
+SHAPE_ERRORS = (DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
 
 def make_fake_mode() -> Any:

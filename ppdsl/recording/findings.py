@@ -19,7 +19,7 @@ INNER_FILES = (os.path.dirname(torch.__file__) + os.sep, os.path.join(os.path.di
 
 
 class DataDependence(RecordingError):
-    """Code needs the numbers inside a tensor; a module in one stage is then tried on real tensors."""
+    """Code cannot run on fakes; if it is a module that lies in one stage, it is tried on real tensors."""
 
 
 def labels_of(*places: Place | Span | None, text: str = "") -> tuple[Label, ...]:
@@ -54,11 +54,13 @@ def data_dependence(name: str, place: Place | None, frame: Any, random: bool = F
     )
 
 
-def unseen(place: Place | None, what: str) -> RecordingError:
-    """Return the error for a tensor whose origin was not recorded."""
-    return error_at(
-        "unseen-call",
-        f"This uses {what}.",
-        place,
-        "wrap that call in a module that lies in one stage, or register it with torch.library.custom_op",
+def unseen(place: Place | None, what: str) -> DataDependence:
+    """Return the error for a tensor whose origin was not recorded; a module in one stage may still be called whole."""
+    return DataDependence(
+        Diagnostic(
+            "unseen-call",
+            f"This uses {what}.",
+            labels_of(place),
+            "wrap that call in a module that lies in one stage, or register it with torch.library.custom_op",
+        )
     )

@@ -52,8 +52,8 @@ class Guard:
         raise CallError(
             Diagnostic(
                 "input-guard",
-                f"The numbers in this input steer the model: it was recorded for {_short(self.expected)}, this micro-batch "
-                f"gives {_short(value)}.",
+                f"The numbers in this input steer the model: it was recorded for {_short(self.expected)}, this "
+                f"micro-batch gives {_short(value)}.",
                 labels_of(self.span),
                 "record with such a micro-batch, or write the choice with torch.where",
             )

@@ -95,9 +95,9 @@ class Collapsed:
 def collapse(tape: Tape) -> Collapsed:
     """Keep each module call whole that lies in one stage and touches the rest only through its arguments and results.
 
-    A call is taken apart, and its inner calls tried in turn, when it holds a stage border; when it uses a tensor that it
-    was not given; when a tensor made inside is used outside without being returned; when it changes an object among its
-    arguments.
+    A call is taken apart, and its inner calls tried in turn, when it holds a stage border; when it uses a tensor that
+    it was not given; when a tensor made inside is used outside without being returned; when it changes an object among
+    its arguments.
     """
     uses = _last_uses(tape)
     result = Collapsed([], [], {}, [])
@@ -113,7 +113,8 @@ def collapse(tape: Tape) -> Collapsed:
             elif part.forced:
                 raise error_at(
                     "forced-call",
-                    f"Module `{part.name}` decides by numbers what it does, so it can only be called whole, but {reason}.",
+                    f"Module `{part.name}` decides by numbers what it does, so it can only be called whole, "
+                    f"but {reason}.",
                     part.place,
                     "pass what it needs as arguments, and return what others need",
                 )
@@ -131,7 +132,7 @@ def _take_record(record: Record, result: Collapsed) -> None:
         result.guards.append(record)
         return
     if record.kind is RecordKind.IDENTITY:
-        (_, value), = record.outputs
+        ((_, value),) = record.outputs
         result.replaced[id(value)] = record.inputs[0]
         return
     attribute = record.kind is RecordKind.ATTRIBUTE
@@ -227,15 +228,18 @@ def _whole(frame: Frame, tape: Tape, uses: dict[int, int]) -> Item:
     stages = {record.stage for record in records if record.stage is not None} or {frame.stage}
     target = frame.module if frame.module is not None else frame.function
     item = Item(
-        frame.start, target, frame.arguments.template, frame.inputs, [], stages.pop(), frame.ambient, frame.place, frame.name,
-        effect=True, is_module=True, random=any(r.random for r in records), flops=sum(r.flops for r in records),
+        frame.start, target, frame.arguments.template, frame.inputs, [], stages.pop(), frame.ambient, frame.place,
+        frame.name, effect=True, is_module=True, random=any(r.random for r in records),
+        flops=sum(r.flops for r in records),
     )  # fmt: skip
-    item.module_name = frame.name if frame.module is not None else None
+    item.module_name = frame.name if frame.module is not None and frame.registered else None
     if frame.result is not None:
         item.outputs = _outputs(frame.result.paths, frame.outputs)
     returned = {id(value) for _, value in item.outputs}
     item.attributes = [
-        entry for entry in _attributes(frame) if uses.get(id(entry[2]), _NEVER) >= frame.end and id(entry[2]) not in returned
+        entry
+        for entry in _attributes(frame)
+        if uses.get(id(entry[2]), _NEVER) >= frame.end and id(entry[2]) not in returned
     ]
     item.writes = list(_outer_writes(records, frame))
     touched = [v for record in records for v in (*record.inputs, *record.parameters)]

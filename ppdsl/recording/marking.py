@@ -82,7 +82,9 @@ class MarkState:
             raise _mixed(self._laid[0].span, span)
         made = len(self._recorder.records)
         if not self._cuts and made == 0:
-            raise _useless("leading-mark", "This cutpoint comes before the first operation, so there is nothing to cut off.", span)
+            raise _useless(
+                "leading-mark", "This cutpoint comes before the first operation, so there is nothing to cut off.", span
+            )
         if self._cuts and self._cuts[-1].records == made:
             raise MarkError(
                 Diagnostic(
@@ -123,7 +125,8 @@ class MarkState:
             raise MarkError(
                 Diagnostic(
                     "begin-in-block",
-                    f"Stage {mark.key} begins inside the block of stage {self._stack[-1][0]}, which ends before it could.",
+                    f"Stage {mark.key} begins inside the block of stage {self._stack[-1][0]}, which ends "
+                    "before it could.",
                     (Label(mark.span), Label(self._stack[-1][1], "the block")),
                     "use pp.place for modules inside a block",
                 )
@@ -134,7 +137,8 @@ class MarkState:
             raise MarkError(
                 Diagnostic(
                     "begin-again",
-                    f"Stage {mark.key} begins again after stage {self.base} had begun: its module is called more than once.",
+                    f"Stage {mark.key} begins again after stage {self.base} had begun: its module is called "
+                    "more than once.",
                     (Label(mark.span),),
                     "say which call is meant, pp.begin(module, key, call=0), or use pp.place",
                 )
@@ -164,14 +168,16 @@ class MarkState:
                 record.stage = 0 if record.stage is None else record.stage
             if self._cuts[-1].records == len(records):
                 raise _useless(
-                    "trailing-mark", "Nothing runs after this cutpoint, so there is no next stage.", self._cuts[-1].place.span
+                    "trailing-mark",
+                    "Nothing runs after this cutpoint, so there is no next stage.",
+                    self._cuts[-1].place.span,
                 )
         used = {record.stage for record in records}
         for key, span in self.spans.items():
             if key not in used:
                 raise _useless("empty-stage", f"Stage {key} is marked, but nothing runs in it.", span)
 
-    # -- shared ---------------------------------------------------------------------------------------------------------
+    # -- shared ------------------------------------------------------------------------------------------------------
 
     def _note(self, key: Key, span: Span) -> None:
         self._mark_frames()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -20,6 +20,7 @@ from ppdsl.recording.callables import (
     ReadAttribute,
     SetAttribute,
     close_ambients,
+    enter_region,
     exit_ambient,
 )
 from ppdsl.recording.items import Item
@@ -143,7 +144,7 @@ class _Writer:
         self.graph.output(results)
         return fx.GraphModule(self.root, self.graph, class_name=name)
 
-    # -- arguments ----------------------------------------------------------------------------------------------------
+    # -- arguments ----------------------------------------------------------------------------------------------
 
     def _placeholders(self) -> None:
         arriving: dict[int, Value] = {}
@@ -174,26 +175,19 @@ class _Writer:
         if self.routes.arrives(value, self.visit):
             arriving.setdefault(id(value), value)
 
-    # -- calls ----------------------------------------------------------------------------------------------------------
+    # -- calls ----------------------------------------------------------------------------------------------------
 
     def _body(self) -> None:
         exported = set(map(id, self.exports))
-        ambient, entered = self.base, None
+        ambient = _Blocks(self.graph, self.base)
         for item in self.items:
-            if item.ambient != ambient:
-                if entered is not None:
-                    self.graph.call_function(exit_ambient, (entered,))
-                    entered = None
-                ambient = item.ambient
-                if ambient != self.base:
-                    entered = self.graph.call_function(EnterAmbient(ambient, self.base))
+            ambient.switch(item.ambient)
             for before, _ in item.writes:
                 before = self.routes.resolve(before)
                 if id(before) in exported and id(before) not in self.kept:
                     self.kept[id(before)] = self.graph.call_function(torch.clone, (self._node(before),))
             self._call(item)
-        if entered is not None:
-            self.graph.call_function(exit_ambient, (entered,))
+        ambient.switch(self.base)
 
     def _call(self, item: Item) -> None:
         inputs = [self._node(value) for value in item.inputs]
@@ -231,7 +225,7 @@ class _Writer:
             node = self.graph.call_function(operator.getitem if kind == "item" else getattr, (node, key))
         return node
 
-    # -- values ---------------------------------------------------------------------------------------------------------
+    # -- values ---------------------------------------------------------------------------------------------------
 
     def _node(self, value: Value) -> fx.Node:
         value = self.routes.same_tensor(self.routes.resolve(value), self.visit)
@@ -249,7 +243,36 @@ class _Writer:
             return self.graph.call_function(ReadAttribute(*start.holder))
         if start.kind is ValueKind.CONSTANT and start.tensor is not None:
             return self.graph.call_function(Captured(start.tensor, _identifier(start.name)))
-        raise LookupError(f"value {value.name} ({value.kind}) of record {value.record} is not available in stage {self.visit.key}")
+        raise LookupError(
+            f"value {value.name} ({value.kind}) of record {value.record} is not available in stage {self.visit.key}"
+        )
+
+
+class _Blocks:
+    """Writes the switches of grad mode, autocast and attention kernels around runs of items that share them."""
+
+    def __init__(self, graph: fx.Graph, base: Ambient) -> None:
+        self._graph = graph
+        self._base = self._now = base
+        self._region: fx.Node | None = None
+        self._inner: fx.Node | None = None
+
+    def switch(self, ambient: Ambient) -> None:
+        """Leave the present block and enter the one for `ambient`, where they differ."""
+        if ambient == self._now:
+            return
+        if self._inner is not None:
+            self._graph.call_function(exit_ambient, (self._inner,))
+            self._inner = None
+        if ambient.region != self._now.region:
+            if self._region is not None:
+                self._graph.call_function(exit_ambient, (self._region,))
+                self._region = None
+            if ambient.region != self._base.region:
+                self._region = self._graph.call_function(enter_region)
+        if replace(ambient, region=0) != replace(self._base, region=0):
+            self._inner = self._graph.call_function(EnterAmbient(ambient, self._base))
+        self._now = ambient
 
 
 def _plain_arguments(template: Template, inputs: list[fx.Node]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -265,7 +288,18 @@ class _NotPlain(Exception):
     pass
 
 
-_PLAIN_ATOMS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(Ellipsis))
+_PLAIN_ATOMS = (
+    type(None),
+    bool,
+    int,
+    float,
+    str,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    type(Ellipsis),
+)
 
 
 def _plain(template: Template, inputs: list[fx.Node]) -> Any:
@@ -294,7 +328,9 @@ def _is_importable(target: Any) -> bool:
         return True
     if getattr(torch.Tensor, name or "", None) is target:
         return True
-    return isinstance(module, str) and module.startswith(("torch.nn.functional", "torch._C._nn")) or _in_torch(target, name)
+    return (isinstance(module, str) and module.startswith(("torch.nn.functional", "torch._C._nn"))) or _in_torch(
+        target, name
+    )
 
 
 def _in_torch(target: Any, name: str | None) -> bool:

@@ -23,7 +23,7 @@ from ppdsl.recording.recorder import Recorder
 from ppdsl.recording.signature import CallSignature
 from ppdsl.recording.snapshot import Snapshot, preserved
 from ppdsl.recording.structure import Unpacked, fill, unpack
-from ppdsl.recording.tape import Tape, Value
+from ppdsl.recording.tape import Message, Tape, Value
 
 __all__ = ["Recording", "record", "record_call"]
 
@@ -174,6 +174,7 @@ class _Session:
     ) -> None:
         self.model = model
         self.snapshot = snapshot
+        self.messages: list[Message] = []
         self.signature = signature
         self.loss = loss
         self.output = unpack(None)
@@ -221,6 +222,7 @@ class _Session:
             self.snapshot.put_back_fakes()
             recorder.restore_constants()
         recorder.marking.finish()
+        self.messages += recorder.messages
         output, values = seen["output"]
         loss = self._loss_value(recorder, output, values, result)
         self.output = Unpacked(output.template, (), output.paths)
@@ -228,7 +230,7 @@ class _Session:
         self.spans, self.aliases = recorder.marking.spans, fakes.aliases
         return Tape(
             recorder.records, recorder.root, recorder.inputs, unpack(None), values, loss, tuple(recorder.marking.optional),
-            tuple(recorder.messages),
+            tuple(self.messages),
         )  # fmt: skip
 
     def _note_output(self, recorder: Recorder, output: Any) -> tuple[Unpacked, tuple[Value, ...]]:

@@ -391,6 +391,10 @@ class Recorder(TorchFunctionMode):
         self.calls[id(module)] = count + 1
         with self.marking.around(module, marks_of(module), count):
             frame = self._open(module, self.names.get(id(module), type(module).__name__), args, kwargs)
+            if id(module) not in self.names:
+                frame.registered = False
+                if not any(True for _ in module.parameters(recurse=False)) and any(True for _ in module.children()):
+                    frame.keep_open = frame.keep_open or "it is a container that forward itself made"
             frame.call, frame.depth = count, depth
             frame.marked = self.marking.inside(module)
             return self._inside(frame, functools.partial(original, module), args, kwargs)
@@ -424,22 +428,24 @@ class Recorder(TorchFunctionMode):
             try:
                 if isinstance(frame.module, torch.jit.ScriptModule):
                     raise data_dependence("compiled code", frame.place, frame)
-                result = function(*args, **kwargs)
+                return self._leave(frame, args, kwargs, function(*args, **kwargs), before)
             except (DataDependence, *compat.DATA_ERRORS, RuntimeError, NotImplementedError) as error:
                 from ppdsl.recording.probe import probe_frame
 
-                result = probe_frame(self, frame, function, args, kwargs, error)
-            if before != _fingerprint((args, kwargs)) and not frame.keep_open:
-                frame.keep_open = "it changes an object among its arguments"
-            with compat.no_torch_function():
-                return self._leave(frame, args, kwargs, result)
+                return self._leave(frame, args, kwargs, probe_frame(self, frame, function, args, kwargs, error), before)
         finally:
             self._note_randomness(frame)
             frame.end = len(self.records)
             self.frame = frame.parent if frame.parent is not None else self.root
 
-    def _leave(self, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+    def _leave(self, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, before: Any) -> Any:
         """Note the outputs; what the module passes on unchanged gets a new identity, as if the module had made it."""
+        if before != _fingerprint((args, kwargs)) and not frame.keep_open:
+            frame.keep_open = "it changes an object among its arguments"
+        with compat.no_torch_function():
+            return self._note_outputs(frame, args, kwargs, result)
+
+    def _note_outputs(self, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         outs = unpack(result)
         replaced, values = list(outs.tensors), []
         shared = _container_ids((args, kwargs))

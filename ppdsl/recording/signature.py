@@ -109,7 +109,11 @@ def _apart(recorded: Template, given: Template, path: Path) -> Diagnostic | None
                 (),
                 "pass the recorded structure, or build another pipeline for this one",
             )
-        steps = recorded.keys if recorded.kind in ("mapping", "output", "dataclass", "object") else range(len(recorded.children))
+        steps = (
+            recorded.keys
+            if recorded.kind in ("mapping", "output", "dataclass", "object")
+            else range(len(recorded.children))
+        )
         kind = "attr" if recorded.kind in ("dataclass", "object") else "item"
         for step, left, right in zip(steps, recorded.children, given.children, strict=False):
             finding = _apart(left, right, (*path, (kind, step)))

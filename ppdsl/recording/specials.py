@@ -60,7 +60,9 @@ def used_elsewhere(recorder: Any, spied: dict[int, Any], values: tuple[Value, ..
         if origin(value).kind in (ValueKind.PARAMETER, ValueKind.BUFFER):
             found[id(value)] = value
         else:
-            raise unseen(recorder.place_now(), f"a tensor inside a function given to `{name}` that is not among its arguments")
+            raise unseen(
+                recorder.place_now(), f"a tensor inside a function given to `{name}` that is not among its arguments"
+            )
     return tuple(found.values())
 
 
@@ -69,7 +71,9 @@ def _first_branch(predicate: Any, true_function: Any, false_function: Any, opera
     return true_function(*operands)
 
 
-def _one_call(recorder: Any, name: str, target: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _one_call(
+    recorder: Any, name: str, target: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     with compat.no_torch_function():
         parts = unpack((args, kwargs))
         tensors = [recorder.stand_ins.get(id(tensor), tensor) for tensor in parts.tensors]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,9 +26,7 @@ def python_of_constant(recorder: Any, func: Any, name: str, args: Any, kwargs: A
     parts = unpack_like(args, kwargs)
     for extreme in (0.0, _LARGEST_BELOW_ONE):
         try:
-            tensors = slice_of(recorder.records, values).run(
-                recorder.examples, lambda record, drawn: _extreme(record, drawn, extreme)
-            )
+            tensors = slice_of(recorder.records, values).run(recorder.examples, partial(_extreme, extreme=extreme))
             other_args, other_kwargs = fill(parts.template, tensors)
             other = func(*other_args, **other_kwargs)
         except (_NotUniform, LookupError):

@@ -21,14 +21,15 @@ from ppdsl.recording import compat
 
 __all__ = ["Hole", "Path", "Template", "Unpacked", "fill", "holds_iterator", "pick", "unpack"]
 
-# How to reach a leaf from the root: ("item", key) for x[key], ("attr", name) for x.name, ("node", i) for pytree children.
+# How to reach a leaf from the root: ("item", key) for x[key], ("attr", name) for x.name, ("node", i) for the children
+# of a pytree.
 Path: TypeAlias = tuple[tuple[str, Any], ...]
 
 _MAX_DEPTH = 8
 _ATOMS: tuple[type, ...] = (
     type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout,
-    torch.memory_format, torch.Generator, range, type, type(Ellipsis), Enum, types.FunctionType, types.BuiltinFunctionType,
-    types.MethodType, types.ModuleType, torch.nn.Module,
+    torch.memory_format, torch.Generator, range, type, type(Ellipsis), Enum, types.FunctionType,
+    types.BuiltinFunctionType, types.MethodType, types.ModuleType, torch.nn.Module,
 )  # fmt: skip
 
 
@@ -191,7 +192,13 @@ def _children(value: Any) -> _Taken | None:
         return "sequence", (), list(value), [("item", i) for i in range(len(value))], kind
     if kind is dict or kind is OrderedDict:
         keys = tuple(value)
-        return "mapping", keys, list(value.values()), [("item", k) for k in keys], lambda new: kind(zip(keys, new, strict=True))
+        return (
+            "mapping",
+            keys,
+            list(value.values()),
+            [("item", k) for k in keys],
+            lambda new: kind(zip(keys, new, strict=True)),
+        )
     if isinstance(value, torch.nn.utils.rnn.PackedSequence):
         return _tuple_like(value)
     if isinstance(value, tuple):
@@ -249,7 +256,7 @@ def _odd_container(value: Any) -> _Taken | None:
         keys = tuple(value)
 
         def build(new: list[Any]) -> Any:
-            copy = kind.__new__(kind)
+            copy = kind.__new__(kind)  # type: ignore[call-overload]
             copy.__dict__.update(getattr(value, "__dict__", {}))
             dict.update(copy, zip(keys, new, strict=True))
             return copy
@@ -298,7 +305,8 @@ def _object(value: Any) -> _Taken | None:
 
 def _is_plain(kind: type) -> bool:
     """Whether objects of this class are made by object.__new__ and hold all they have in __dict__."""
-    return kind.__new__ is object.__new__ and not hasattr(kind, "__next__") and kind.__module__ != "builtins"
+    made_plainly = kind.__new__ is object.__new__  # type: ignore[comparison-overlap]
+    return made_plainly and not hasattr(kind, "__next__") and kind.__module__ != "builtins"
 
 
 def _holds_tensor(value: Any, depth: int, seen: set[int]) -> bool:

@@ -173,6 +173,7 @@ class Frame:
         marked: A stage mark was passed inside.
         keep_open: Why it can't be called whole, or None.
         forced: It was run on real tensors alone, so that it can only be called whole.
+        registered: The module is one of the model's, under `name`.
         depth: Position of the class whose `__call__` runs, in the order of method resolution.
         drew: Python's or numpy's random numbers were drawn directly inside.
         saved_hooks: Where saved-tensor hooks were entered directly inside.
@@ -197,6 +198,7 @@ class Frame:
     marked: bool = False
     keep_open: str | None = None
     forced: bool = False
+    registered: bool = True
     depth: int = -1
     drew: bool = False
     saved_hooks: Place | None = None

@@ -1,8 +1,8 @@
 """Which item runs in which visit of which stage.
 
-A stage that is left and entered again becomes a list of visits: an item joins the present visit of its stage unless that
-would close a cycle. Items outside every mark follow what they use, or go to who uses them; what is cheap, pure and made
-of inputs and constants alone runs once in each visit that needs it, so that no constant is sent around.
+A stage that is left and entered again becomes a list of visits: an item joins the present visit of its stage unless
+that would close a cycle. Items outside every mark follow what they use, or go to who uses them; what is cheap, pure and
+made of inputs and constants alone runs once in each visit that needs it, so that no constant is sent around.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ class _Builder:
                 if not placed:
                     self.waiting[id(item)] = item
                     continue
-                visit = max(placed, key=lambda v: (sum(self.reach.path(o.position, v.position) for o in placed), v.position))
+                visit = max(
+                    placed, key=lambda v: (sum(self.reach.path(o.position, v.position) for o in placed), v.position)
+                )
             else:
                 visit = self._visit_for(item.stage, placed)
             self._put(item, visit)
@@ -147,7 +149,7 @@ class _Builder:
                     self.reach.connect(self.place[id(maker)].position, visit.position)
 
     def _place_rest(self) -> None:
-        """Items that follow from nothing in any stage and that no stage uses: with the last stage, which ends the step."""
+        """Items that follow from nothing in any stage and that no stage uses: in the last one, which ends the step."""
         if not self.visits:
             self._visit_for(0, [])
         last = self._in_order()[-1]
@@ -158,7 +160,8 @@ class _Builder:
     def _in_order(self) -> list[Visit]:
         """Topological order; among those ready, the one that was recorded first."""
         incoming = [
-            sum(self.reach.after[other.position] >> visit.position & 1 for other in self.visits) for visit in self.visits
+            sum(self.reach.after[other.position] >> visit.position & 1 for other in self.visits)
+            for visit in self.visits
         ]
         ready = [(self._first(visit), visit.position) for visit in self.visits if incoming[visit.position] == 0]
         heapq.heapify(ready)

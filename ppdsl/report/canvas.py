@@ -21,7 +21,7 @@ class _Way(IntFlag):
 
 
 _BOX = " ╵╶└╷│┌├╴┘─┴┐┤┬┼"
-_ASCII = " ||+|||+-+-++++++"
+_ASCII = " |-+||++-+-+++++"
 _NONE = Style()
 
 

@@ -149,7 +149,7 @@ def _wrong_shape(route: InputRoute, shape: tuple[int, ...], microbatches: int, a
         f"Input `{route.name}` has shape {list(shape)}, but {microbatches} micro-batches of the recorded "
         f"{list(recorded)} make {wanted}."
     )
-    advice = f"give shape {wanted}, or build the pipeline with an example of one {microbatches}th of this batch"
+    advice = f"give shape {wanted}, or build the pipeline with an example cut from such a batch"
     if not recorded:
         advice = "give a tensor without axes"
     return Diagnostic("wrong-shape", message, help=advice)
@@ -232,14 +232,14 @@ def slice_like(name: str, leaf: torch.Tensor, rows: int, microbatches: int, batc
 
 
 def join_microbatches(
-    route: OutputRoute, pieces: Sequence[torch.Tensor], rows: int | None, batch_axis: BatchAxis
+    route: OutputRoute, pieces: Sequence[torch.Tensor], batch: Batch, batch_axis: BatchAxis
 ) -> torch.Tensor:
     """Put one output's micro-batches together along the batch axis.
 
     Args:
         route: The output, as recorded from one micro-batch.
         pieces: Its tensor for each micro-batch.
-        rows: Rows of one micro-batch.
+        batch: How the inputs were cut.
         batch_axis: Axes that the shapes do not say; None takes the last micro-batch's.
 
     Raises:
@@ -247,20 +247,25 @@ def join_microbatches(
     """
     if len(pieces) == 1:
         return pieces[0]
-    axis = output_axis(route, rows, batch_axis)
+    axis = output_axis(route, batch, batch_axis)
     return pieces[-1] if axis is None else torch.cat(list(pieces), axis)
 
 
-def output_axis(route: OutputRoute, rows: int | None, batch_axis: BatchAxis) -> int | None:
+def output_axis(route: OutputRoute, batch: Batch, batch_axis: BatchAxis) -> int | None:
     """Return the axis along which an output's micro-batches are put together; None: the last one stands for all.
+
+    It is the axis that the inputs were cut along where that is as long as a micro-batch, else the only axis that is.
 
     Raises:
         CallError: No axis is as long as a micro-batch, or several are.
     """
     if route.name in batch_axis:
         return batch_axis[route.name]
-    shape = route.meta.shape
+    shape, rows = route.meta.shape, batch.rows
     fitting = [axis for axis, size in enumerate(shape) if size == rows]
+    cut = {axis for axis in batch.axes if axis is not None}
+    if len(cut) == 1 and cut <= set(fitting):
+        return cut.pop()
     if len(fitting) == 1:
         return fitting[0]
     several = "several axes have" if fitting else "no axis has"

@@ -74,14 +74,21 @@ def share_loss(
 
 
 def _warn_of_odd_losses(compiled: Compiled, losses: Sequence[float]) -> None:
-    odd = [(m, loss) for m, loss in enumerate(losses) if not math.isfinite(loss)]
+    odd: dict[str, list[int]] = {}
+    for m, loss in enumerate(losses):
+        if not math.isfinite(loss):
+            odd.setdefault(str(loss), []).append(m)
     if not odd or compiled.graph.loss is None:
         return
     stage = compiled.graph.stages[compiled.graph.loss]
-    listed = ", ".join(f"{loss} in micro-batch {m}" for m, loss in odd)
+    listed = " and ".join(f"{loss} in {_microbatches(where)}" for loss, where in odd.items())
     message = f"The loss, computed in stage {stage.label}, is {listed}."
     diagnostic = Diagnostic("loss-not-finite", message, severity=Severity.WARNING)
     warnings.warn(PpdslWarning(render_plain([diagnostic])), stacklevel=2)
+
+
+def _microbatches(numbers: Sequence[int]) -> str:
+    return f"micro-batch{'' if len(numbers) == 1 else 'es'} {', '.join(map(str, numbers))}"
 
 
 def joined_layout(route: OutputRoute, axis: int | None, microbatches: int) -> Layout:
@@ -102,7 +109,7 @@ def check_outputs(compiled: Compiled, batch: Batch, batch_axis: BatchAxis) -> No
         return
     for index, route in enumerate(compiled.outputs):
         if index not in _loss_outputs(compiled):
-            output_axis(route, batch.rows, batch_axis)
+            output_axis(route, batch, batch_axis)
 
 
 def collect_outputs(
@@ -123,9 +130,9 @@ def collect_outputs(
         if index in _loss_outputs(compiled):
             leaves.append(loss)
             continue
-        axis = output_axis(route, batch.rows, batch_axis) if microbatches > 1 else None
+        axis = output_axis(route, batch, batch_axis) if microbatches > 1 else None
         pieces = compiled.output_pieces(index)
-        joined = join_microbatches(route, pieces, batch.rows, batch_axis) if pieces else None
+        joined = join_microbatches(route, pieces, batch, batch_axis) if pieces else None
         source = compiled.placement[route.producer]
         leaves.append(_spread(joined, source, targets, joined_layout(route, axis, microbatches), world))
     present = [leaf for leaf in leaves if leaf is not None]

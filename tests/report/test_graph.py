@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
-from tests.report.samples import BRANCHES, CHAIN, GRAPHS, TRANSLATOR, UNET, check_golden, make_graph
 
 from ppdsl.graph.ir import StageGraph, Tie
 from ppdsl.graph.shapes import chain_graph, shape_graph
 from ppdsl.report.dag import layout_graph
 from ppdsl.report.graph import render_dag, render_tree, to_dot, to_json, to_mermaid, to_svg
 from ppdsl.report.names import fold_names
+from tests.report.samples import BRANCHES, CHAIN, GRAPHS, TRANSLATOR, UNET, check_golden, make_graph
 
 
 @st.composite
@@ -123,7 +123,7 @@ def test_wires_are_connected_and_two_never_run_along_the_same_cells(graph: Stage
 
 
 def _is_connected(lines: tuple[tuple[int, int, int, int], ...]) -> bool:
-    """Return whether lines form one piece; a wire passes a box's border on its way from one row of boxes to the next."""
+    """Return whether lines form one piece."""
     cells = [{(x, y) for x in range(a, c + 1) for y in range(b, d + 1)} for a, b, c, d in lines]
     piece, rest = cells[0], cells[1:]
     while True:

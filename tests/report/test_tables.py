@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from tests.report.samples import CHAIN, UNET, check_golden
-
 from ppdsl.graph.shapes import chain_graph
 from ppdsl.report.tables import edge_table, stage_table
+from tests.report.samples import CHAIN, UNET, check_golden
 
 
 def test_the_table_of_stages_is_its_golden_text() -> None:

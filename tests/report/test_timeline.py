@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
-from tests.report.samples import check_golden, make_timeline, timeline_of
 
 from ppdsl.graph.shapes import chain_graph
 from ppdsl.report.chart import ASCII, UNICODE, draw_chart
@@ -23,6 +22,7 @@ from ppdsl.schedule.csv_text import from_rows
 from ppdsl.simulation.costs import uniform_costs
 from ppdsl.timeline import Event, Timeline
 from ppdsl.units import Seconds
+from tests.report.samples import check_golden, make_timeline, timeline_of
 
 # Zero bubble on two ranks in a V: rank 0 has stages 0 and 3.
 ZERO_BUBBLE = from_rows(

@@ -7,10 +7,9 @@ import json
 from io import StringIO
 from xml.etree import ElementTree
 
-from tests.report.samples import make_timeline
-
 from ppdsl.report.timeline_svg import to_svg
 from ppdsl.report.traces import to_chrome_trace, to_csv, to_json
+from tests.report.samples import make_timeline
 
 
 def test_json_has_the_figures_and_every_action() -> None:

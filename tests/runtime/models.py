@@ -290,9 +290,7 @@ def first(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
 def pipeline_of(case: Case, model: nn.Module, microbatches: int = 4, **options: Any) -> pp.Pipeline:
     inputs, targets = batch_of(case, microbatches)
     example = first(targets) if case.loss is not None else None
-    return pp.pipeline(
-        model, first(inputs), targets=example, loss=case.loss, microbatches=microbatches, **options
-    )
+    return pp.pipeline(model, first(inputs), targets=example, loss=case.loss, microbatches=microbatches, **options)
 
 
 def plain_step(case: Case, model: nn.Module, microbatches: int = 4) -> tuple[torch.Tensor, list[Any]]:

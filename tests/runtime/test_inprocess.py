@@ -18,7 +18,17 @@ from tests.runtime.hand_made import Part, hand_made
 from tests.runtime.models import CASES, batch_of, pipeline_of, plain_step
 
 # Sums whose order differs from the plain loop's: a tied parameter, or a value used in several stages.
-ANOTHER_ORDER = {"fan_out", "branches", "tied", "reentered", "integer_edges", "dtypes", "strided", "in_place", "dict_output"}
+ANOTHER_ORDER = {
+    "fan_out",
+    "branches",
+    "tied",
+    "reentered",
+    "integer_edges",
+    "dtypes",
+    "strided",
+    "in_place",
+    "dict_output",
+}
 
 
 def assert_same(name: str, actual: torch.Tensor | None, expected: torch.Tensor | None, *, exact: bool) -> None:
@@ -137,7 +147,9 @@ def test_an_input_that_requires_a_gradient_gets_it() -> None:
     model, reference = case.model(), case.model()
     inputs, targets = batch_of(case)
     x = inputs[0].clone().requires_grad_(True)
-    pipe = pp.pipeline(model, (x[:2].detach().requires_grad_(True),), targets=targets[0][:2], loss=case.loss, microbatches=4)
+    pipe = pp.pipeline(
+        model, (x[:2].detach().requires_grad_(True),), targets=targets[0][:2], loss=case.loss, microbatches=4
+    )
     pipe.step(x, targets=targets)
     y = inputs[0].clone().requires_grad_(True)
     for m in range(4):

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.runtime.launch import launch, said
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_equal_the_ranks_of_one_process_bit_for_bit(processes: int) -> None:
+    result = launch(processes, "equal", seconds=300)
+    assert [said(result, rank) for rank in range(processes)] == ["equal"] * processes, result.stderr
+    assert result.returncode == 0
+
+
+def test_tied_copies_start_equal_stay_equal_and_train_like_one_parameter() -> None:
+    result = launch(2, "tied")
+    assert result.returncode == 0, result.stderr
+    assert said(result, 0) == "w, a.weight, a.bias, c.weight, c.bias"
+    assert said(result, 1) == "w, b.weight, b.bias"
+
+
+def test_the_timeline_has_all_ranks_and_parallel_branches_run_at_the_same_time() -> None:
+    result = launch(4, "timeline")
+    expected = "32 events, 4 ranks, ('stem', 'left', 'right', 'join'), together: True"
+    assert [said(result, rank) for rank in range(4)] == [expected] * 4, result.stderr
+
+
+def test_an_error_in_a_stage_ends_all_ranks_with_its_text() -> None:
+    result = launch(3, "trouble", "raise")
+    own = said(result, 1)
+    assert own.startswith(
+        "RunError: error[stage-failed]: Rank 1 failed in the forward of stage 1, micro-batch 2: ValueError: bad luck\n"
+    )
+    assert 'raise ValueError("bad luck")' in own
+    assert "pipeline-ended" in own
+    for rank, text in ((0, "gradient of `a`, stage 1 to 0"), (2, "forward of `trouble`, stage 1 to 2, micro-batch 2")):
+        other = said(result, rank)
+        assert other.startswith(
+            f"RunError: error[other-rank-failed]: Rank {rank} stopped while waiting for rank 1 ({text}"
+        )
+        assert "rank 1 | error[stage-failed]: Rank 1 failed in the forward of stage 1, micro-batch 2" in other
+        assert "worker.py" in other
+
+
+def test_a_killed_rank_is_named_by_the_others() -> None:
+    result = launch(3, "trouble", "kill")
+    lost = {rank: said(result, rank) for rank in (0, 2)}
+    assert (
+        lost[2]
+        == (
+            "RunError: error[rank-lost]: Rank 1 is gone without a word, while rank 2 waited for it "
+            "(forward of `trouble`, stage 1 to 2, micro-batch 2)."
+        )
+        or "rank 0 | error[rank-lost]: Rank 1 is gone without a word" in lost[2]
+    ), result.stdout
+    assert "Rank 1 is gone without a word" in lost[0]
+
+
+def test_a_rank_that_leaves_in_a_step_is_reported_with_what_made_it_leave() -> None:
+    result = launch(2, "trouble", "exit")
+    assert said(result, 1) == "SystemExit: 5"
+    assert said(result, 0).endswith("because rank 1 failed.\nrank 1 | SystemExit: 5"), result.stdout
+
+
+def test_a_rank_that_hangs_is_reported_after_the_timeout() -> None:
+    result = launch(3, "trouble", "hang")
+    assert said(result, 2) == (
+        "RunError: error[timed-out]: Rank 2 waited 5 seconds for rank 1 in vain "
+        "(forward of `trouble`, stage 1 to 2, micro-batch 2).\n"
+        "help: rank 1 hangs, or needs longer than timeout= allows"
+    ) or "rank 0 | error[timed-out]: Rank 0 waited 5 seconds for rank 1 in vain" in said(result, 2), result.stdout
+
+
+@pytest.mark.parametrize("scenario", ["different_models", "different_marks"])
+def test_different_models_are_refused_on_every_rank_before_the_first_message(scenario: str) -> None:
+    result = launch(2, scenario)
+    for rank in range(2):
+        text = said(result, rank)
+        assert "CallError: error[ranks-disagree]: Ranks disagree before the first step: the model is " in text
+        assert "on rank 0 and " in text
+        assert text.endswith("on rank 1.\nhelp: all ranks must build the same model and make the same calls")
+
+
+def test_a_call_that_differs_on_one_rank_is_refused_on_all_and_the_next_step_is_fine() -> None:
+    result = launch(2, "refusals")
+    wrong = (
+        "error[wrong-shape]: Input `x` has shape [6, 4], but 4 micro-batches of the recorded [2, 4] make [8, 4].\n"
+        "help: give shape [8, 4], or build the pipeline with an example cut from such a batch"
+    )
+    quoted = "\n".join(f"rank 1 | {line}" for line in wrong.splitlines())
+    mode = (
+        "CallError: error[ranks-disagree]: Ranks disagree before step 3: the mode is train on rank 0 and evaluate on "
+        "rank 1.\nhelp: all ranks must build the same model and make the same calls"
+    )
+    request = (
+        "CallError: error[ranks-disagree]: Ranks disagree before step 4: the request is outputs=none, timeline=False "
+        "on rank 0 and outputs=all, timeline=False on rank 1.\n"
+        "help: all ranks must build the same model and make the same calls"
+    )
+    elsewhere = f"CallError: error[refused-elsewhere]: Rank 1 refused step 2, so all ranks do.\n{quoted}"
+    assert said(result, 0) == f"{elsewhere}\n{mode}\n{request}\nTrue", result.stderr
+    assert said(result, 1) == f"CallError: {wrong}\n{mode}\n{request}\nTrue"
+
+
+def test_a_rank_that_makes_fewer_steps_is_named() -> None:
+    result = launch(2, "leaving")
+    assert said(result, 0) == (
+        "RunError: error[rank-ended]: Rank 1 ended before step 2, which rank 0 has begun.\n"
+        "help: all ranks must make the same calls\nover"
+    ), result.stderr
+
+
+def test_a_loss_that_is_not_a_number_is_reported_on_every_rank() -> None:
+    result = launch(2, "odd_loss")
+    expected = "True\nwarning[loss-not-finite]: The loss, computed in stage 2, is nan in micro-batch 2."
+    assert [said(result, rank) for rank in range(2)] == [expected] * 2, result.stderr
+
+
+def test_outputs_go_where_they_were_asked_for() -> None:
+    result = launch(2, "outputs")
+    whole = "{'logits': 'Tensor', 'hidden': 'tuple', 'none': 'NoneType'}"
+    assert said(result, 0) == f"None\n{whole}\n{whole}", result.stderr
+    assert said(result, 1) == f"None\nNone\n{whole}"
+
+
+def test_the_users_own_messages_do_not_meet_the_pipelines() -> None:
+    result = launch(2, "traffic")
+    assert said(result, 0) == "[1.0, 1.0, 1.0]\nTrue", result.stderr
+    assert said(result, 1) == "[0.0, 0.0, 0.0]\nTrue"
