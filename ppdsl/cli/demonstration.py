@@ -6,6 +6,7 @@ import math
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
@@ -18,6 +19,9 @@ from ppdsl.report.graph import render_dag
 from ppdsl.report.palette import AXIS, LABEL, TITLE
 from ppdsl.report.timeline import render_comparison
 from ppdsl.timeline import Timeline
+
+if TYPE_CHECKING:
+    from ppdsl.runtime.pipeline import Pipeline
 
 __all__ = ["run_demo"]
 
@@ -47,29 +51,47 @@ def run_demo(options: Namespace, output: Output) -> Exit:
 
 
 def _train(options: Namespace, output: Output) -> tuple[list[float], Measured]:
-    import torch
+    with output.busy("importing torch and recording the model"):
+        import torch
 
-    from ppdsl.demo import make, noisy_blobs
-    from ppdsl.runtime.pipeline import pipeline
-
-    setup = make(_IMAGES)
-    order = own_order(options.schedule)
-    count = options.microbatches if order is None else order.microbatches
-    pipe = pipeline(**setup, schedule=order or options.schedule, microbatches=count)
-    optimizer = torch.optim.AdamW(pipe.parameters(), lr=LEARNING_RATE)
-    chance = torch.Generator().manual_seed(1)
+        pipe = _pipeline(options)
+    schedule = pipe.plan.schedule
     output.show(
         Text.assemble(
             ("A small U-Net learns to remove noise", TITLE),
-            f": {len(pipe.graph.stages)} stages, {pipe.plan.schedule.ranks} ranks in one process",
+            f": {len(pipe.graph.stages)} stages, {schedule.ranks} ranks in one process",
         )
     )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # for kernels as small as these more threads are slower, and each rank would have its own
+    try:
+        return _train_steps(pipe, max(options.steps, 2), output)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _pipeline(options: Namespace) -> Pipeline:
+    from ppdsl.demo import make
+    from ppdsl.runtime.pipeline import pipeline
+
+    order = own_order(options.schedule)
+    count = options.microbatches if order is None else order.microbatches
+    return pipeline(**make(_IMAGES), schedule=order or options.schedule, microbatches=count)
+
+
+def _train_steps(pipe: Pipeline, steps: int, output: Output) -> tuple[list[float], Measured]:
+    import torch
+
+    from ppdsl.demo import noisy_blobs
+
+    optimizer = torch.optim.AdamW(pipe.parameters(), lr=LEARNING_RATE)
+    chance = torch.Generator().manual_seed(1)
+    images = _IMAGES * pipe.plan.schedule.microbatches
     losses: list[float] = []
     timelines: list[Timeline] = []
-    steps = max(options.steps, 2)
     with _progress(output, steps) as advance:
         for step in range(1, steps + 1):
-            noisy, clean = noisy_blobs(_IMAGES * count, chance)
+            noisy, clean = noisy_blobs(images, chance)
             result = pipe.step(noisy, targets=clean, timeline=step > steps - MEASURED_STEPS)
             optimizer.step()
             optimizer.zero_grad()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Callable
+
+from rich.text import Text
 
 from ppdsl.cli.models import ModelCall, load_model
 from ppdsl.cli.output import Exit, Output
@@ -17,7 +20,8 @@ _WRITERS = {"mermaid": to_mermaid, "dot": to_dot, "json": to_json, "svg": to_svg
 
 def run_graph(options: Namespace, output: Output) -> Exit:
     """Record a model and write its stage graph."""
-    graph = record_graph(load_model(options.model))
+    with output.busy("recording the model"):
+        graph = record_graph(load_model(options.model))
     output.report(graph.warnings)
     if options.format == "text":
         show_graph(graph, options.view, output)
@@ -36,7 +40,7 @@ def record_graph(call: ModelCall) -> StageGraph:
 def show_graph(graph: StageGraph, view: str, output: Output) -> None:
     """Draw a graph as a tree, as boxes and wires, as tables, or as tree and boxes."""
     width, plain = output.width, output.ascii_only
-    views = {
+    views: dict[str, Callable[[], tuple[Text, ...]]] = {
         "tree": lambda: (render_tree(graph, width=width, ascii_only=plain),),
         "dag": lambda: (render_dag(graph, width=width, ascii_only=plain),),
         "table": lambda: (stage_table(graph, width=width), edge_table(graph, width=width)),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -62,6 +63,15 @@ class Output:
             if position:
                 self.results.print()
             self.results.print(self._writable(text, self.results), no_wrap=True, overflow="ignore", crop=False)
+
+    @contextmanager
+    def busy(self, words: str) -> Iterator[None]:
+        """Say on a terminal what takes a while (importing torch, recording a large model)."""
+        if not self.findings.is_terminal:
+            yield
+            return
+        with self.findings.status(words):
+            yield
 
     def note(self, words: str) -> None:
         """Write a remark, wrapped to the width."""

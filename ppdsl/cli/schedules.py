@@ -42,7 +42,8 @@ def run_verify(options: Namespace, output: Output) -> Exit:
     if output.json:
         output.write(json.dumps(_facts(schedule, graph, numbers)))
     else:
-        output.show(_summary(schedule, graph, numbers))
+        subject = graph.name if options.model else f"a chain of {len(graph.stages)} stages"
+        output.show(_summary(schedule, subject, numbers))
     return Exit.FINE
 
 
@@ -74,20 +75,21 @@ def _wrong_graph(schedule: Schedule, graph: StageGraph) -> tuple[Diagnostic, ...
     return (Diagnostic("wrong-stage-count", message, help="write an action for each stage of `ppdsl graph`"),)
 
 
-def _summary(schedule: Schedule, graph: StageGraph, numbers: Metrics) -> Text:
+def _summary(schedule: Schedule, subject: str, numbers: Metrics) -> Text:
     actions = sum(map(len, schedule.rows))
     peak = max((p.count for p in numbers.peaks), default=0)
     lines = [
-        Text.assemble((f"{schedule.name} is proved", LABEL), f" for {graph.name}"),
+        Text.assemble((f"{schedule.name} is proved", LABEL), f" for {subject}"),
         Text(
-            f"  {schedule.ranks} ranks, {len(graph.stages)} stages, {schedule.microbatches} micro-batches, "
+            f"  {schedule.ranks} ranks, {len(schedule.placement)} stages, {schedule.microbatches} micro-batches, "
             f"{actions} actions, {numbers.messages} messages"
         ),
         Text("  every micro-batch passes every stage once, in order; every message sent is received"),
         Text("  no deadlock, even when no message is buffered"),
+        Text(f"  at most {peak} activations on a rank"),
         Text(
-            f"  bubble {100 * numbers.bubble:.1f} %, {numbers.percent_of_optimal:.3g} % of the lower bound, at most "
-            f"{peak} activations on a rank (forward 1, backward 2, messages free)"
+            f"  bubble {100 * numbers.bubble:.1f} %, {numbers.percent_of_optimal:.3g} % of the lower bound "
+            "(forward 1, backward 2, messages free)"
         ),
     ]
     return Text("\n").join(lines)

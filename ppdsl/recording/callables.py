@@ -121,7 +121,7 @@ class EnterAmbient(_Named):
             stack.enter_context(torch.set_grad_enabled(now.grad))
         for device_type, dtype in now.autocast:
             stack.enter_context(torch.autocast(device_type, dtype, cache_enabled=now.autocast_cache))
-        for device_type, _ in base.autocast:
+        for device_type in dict(base.autocast):
             if device_type not in dict(now.autocast):
                 stack.enter_context(torch.autocast(device_type, enabled=False))
         if now.attention != base.attention:

@@ -26,8 +26,8 @@ def check_open_frames(tape: Tape, collapsed: Collapsed) -> None:
         if module is not None and (module._backward_hooks or module._backward_pre_hooks):
             raise error_at(
                 "backward-hooks",
-                f"Module `{frame.name or type(module).__name__}` has full backward hooks, but {frame.keep_open}, so its "
-                "backward is no single step.",
+                f"Module `{frame.name or type(module).__name__}` has full backward hooks, but {frame.keep_open}, so "
+                "its backward is no single step.",
                 frame.place,
                 "hook the modules inside its stages instead",
             )
@@ -35,8 +35,8 @@ def check_open_frames(tape: Tape, collapsed: Collapsed) -> None:
         if frame.drew:
             raise error_at(
                 "python-random",
-                f"forward of {type(frame.module).__name__ if frame.module is not None else frame.name} draws random numbers "
-                "from Python or numpy between modules: a recording would fix them for ever.",
+                f"forward of {type(frame.module).__name__ if frame.module is not None else frame.name} draws random "
+                "numbers from Python or numpy between modules: a recording would fix them for ever.",
                 frame.place,
                 "draw them with torch, or inside a module that lies in one stage",
             )
@@ -62,7 +62,8 @@ def check_borders(visits: list[Visit], collapsed: Collapsed) -> None:
             if home.get(id(other)) is not home.get(id(item)) and _makes_gradients(other):
                 raise error_at(
                     "grad-over-border",
-                    f"`{name}` inside forward needs gradients through stage {home[id(other)].key}, another stage than its own.",
+                    f"`{name}` inside forward needs gradients through stage {home[id(other)].key}, another stage "
+                    "than its own.",
                     item.place,
                     "put all that it differentiates into one stage",
                 )
@@ -86,7 +87,8 @@ def warnings_of(tape: Tape, collapsed: Collapsed) -> tuple[Diagnostic, ...]:
             if isinstance(item.target, torch.nn.Module):
                 for module in item.target.modules():
                     stages.setdefault(id(module), set()).add(item.stage)
-    for message in {(id(message.module), message.attribute, message.place): message for message in tape.messages}.values():
+    messages = {(id(message.module), message.attribute, message.place): message for message in tape.messages}
+    for message in messages.values():
         others = stages.get(id(message.module), set()) - {message.stage, None}
         if others and message.stage is not None:
             found.append(

@@ -1,11 +1,12 @@
 """Two recordings of one micro-batch must be the same: whatever Python counted, drew or built in between shows here.
 
-Only what would be run again is compared: calls between modules, and modules called whole with their arguments. What happens
-inside a whole module is its own business.
+Only what would be run again is compared: calls between modules, and modules called whole with their arguments. What
+happens inside a whole module is its own business.
 """
 
 from __future__ import annotations
 
+import operator
 import types
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from ppdsl.diagnostics import Diagnostic, RecordingError
 from ppdsl.recording.findings import labels_of
 from ppdsl.recording.items import Collapsed, Item, collapse
-from ppdsl.recording.structure import Atom, Branch, Template, same_shape_of
+from ppdsl.recording.structure import Atom, Branch, Template, same_shape_of, unpack
 from ppdsl.recording.tape import Record, Tape, Value, ValueKind, origin
 from ppdsl.source import Place
 
@@ -120,8 +121,19 @@ def _same_callable(left: Any, right: Any) -> bool:
         return left.__code__ is right.__code__
     if isinstance(left, tuple):
         return len(left) == len(right) and all(map(_same_callable, left, right))
+    if isinstance(left, torch.nn.Module):
+        return _same_settings(left, right)
     inner = getattr(left, "function", None)
     return inner is not None and _same_callable(inner, getattr(right, "function", None))
+
+
+def _same_settings(left: torch.nn.Module, right: torch.nn.Module) -> bool:
+    """Whether two modules that forward made anew (`nn.CrossEntropyLoss()(x, y)`) do the same."""
+    mine, others = list(left.modules()), list(right.modules())
+    if [type(module) for module in mine] != [type(module) for module in others]:
+        return False
+    pairs = [(unpack(vars(a)), unpack(vars(b))) for a, b in zip(mine, others, strict=True)]
+    return all(same_shape_of(a.template, b.template) and all(map(operator.is_, a.tensors, b.tensors)) for a, b in pairs)
 
 
 def _where(place: Place | None) -> str:

@@ -109,9 +109,9 @@ def without_dispatch_modes(*, torch_functions: bool = False) -> Iterator[None]:
 def functions_to_intercept() -> tuple[tuple[str, Any], ...]:
     """Return (name, function) of Python functions that a TorchFunctionMode does not see as one call."""
     return (
-        ("apply", torch.autograd.Function.apply.__func__),
+        ("apply", torch.autograd.Function.apply.__func__),  # type: ignore[attr-defined]
         ("checkpoint", torch.utils.checkpoint.checkpoint),
-        ("vmap", _apis.vmap_impl),
+        ("vmap", _apis.vmap_impl),  # type: ignore[attr-defined]
         ("grad", _eager_transforms.grad_impl),
         ("cond", torch.cond),
         ("autocast_enter", torch.amp.autocast_mode.autocast.__enter__),

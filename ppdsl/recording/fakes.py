@@ -93,7 +93,10 @@ class FakeState:
 
 
 def real_like(tensor: torch.Tensor, seed: int) -> torch.Tensor:
-    """Return a small random tensor with the size, layout, type and requires_grad of `tensor`; integers are 0: any table has that row."""
+    """Return a small random tensor with the size, layout, type and requires_grad of `tensor`.
+
+    Integers are 0: any table has that row.
+    """
     real = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
     if real.is_floating_point() or real.is_complex():
         generator = torch.Generator().manual_seed(seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ __all__ = ["INNER_FILES", "DataDependence", "data_dependence", "error_at", "labe
 
 
 # Code that is not the user's: a finding points at the innermost line outside of it.
-INNER_FILES = (os.path.dirname(torch.__file__) + os.sep, os.path.join(os.path.dirname(annotate.__file__), "recording"))
+INNER_FILES = (f"{Path(torch.__file__).parent}{os.sep}", str(Path(annotate.__file__).parent / "recording"))
 
 
 class DataDependence(RecordingError):
@@ -28,7 +29,13 @@ def labels_of(*places: Place | Span | None, text: str = "") -> tuple[Label, ...]
     return tuple(Label(span, text if position == 0 else "") for position, span in enumerate(spans))
 
 
-def error_at(code: str, message: str, place: Place | Span | None, help: str | None = None, text: str = "") -> RecordingError:
+def error_at(
+    code: str,
+    message: str,
+    place: Place | Span | None,
+    help: str | None = None,  # noqa: A002 - what a diagnostic calls it
+    text: str = "",
+) -> RecordingError:
     """Return a recording error with one place."""
     return RecordingError(Diagnostic(code, message, labels_of(place, text=text), help))
 
@@ -43,11 +50,14 @@ _NAMES = {
 def data_dependence(name: str, place: Place | None, frame: Any, random: bool = False) -> DataDependence:
     """Return the error for `name`, which needs numbers that are not there while recording."""
     what = "a random number" if random else "a tensor"
-    where = "the loss" if frame.name == "loss" else f"forward of {type(frame.module).__name__}" if frame.module is not None else frame.name
+    where = frame.name if frame.module is None else f"forward of {type(frame.module).__name__}"
+    if frame.name == "loss":
+        where = "the loss"
     return DataDependence(
         Diagnostic(
             "data-dependent",
-            f"{_NAMES.get(name, name)} of {what} decides what runs next, in code that belongs to no single stage ({where}).",
+            f"{_NAMES.get(name, name)} of {what} decides what runs next, in code that belongs to no single stage "
+            f"({where}).",
             labels_of(place),
             "move it into a submodule that lies in one stage, or use torch.where",
         )

@@ -225,7 +225,7 @@ def _memory(value: Value) -> Value:
 
 def _whole(frame: Frame, tape: Tape, uses: dict[int, int]) -> Item:
     records = _records(frame, tape)
-    stages = {record.stage for record in records if record.stage is not None} or {frame.stage}
+    stages: set[Key | None] = {record.stage for record in records if record.stage is not None} or {frame.stage}
     target = frame.module if frame.module is not None else frame.function
     item = Item(
         frame.start, target, frame.arguments.template, frame.inputs, [], stages.pop(), frame.ambient, frame.place,

@@ -22,7 +22,9 @@ __all__ = ["Interceptor", "intercepting"]
 class Interceptor(Protocol):
     """The recorder, as the patches see it."""
 
-    def on_module_call(self, original: Any, owner: type, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_module_call(
+        self, original: Any, owner: type, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """`module(*args, **kwargs)` reached the `__call__` that class `owner` defines."""
 
     def on_attribute(self, module: Any, name: str, value: Any, before: Any) -> None:
@@ -146,7 +148,7 @@ def _routing_code(name: str, free: tuple[str, ...]) -> types.CodeType:
         f"    return routed\n"
     )
     namespace: dict[str, Any] = {}
-    exec(source, namespace)  # noqa: S102 - our own text, with names of free variables of torch's function
+    exec(source, namespace)
     code: types.CodeType = namespace["outer"]().__code__
     if code.co_freevars != tuple(sorted(free)) and len(code.co_freevars) != len(free):
         raise RuntimeError(f"cannot route calls of {name}: free variables {code.co_freevars} for {free}")

@@ -13,11 +13,15 @@ from ppdsl.recording import compat
 from ppdsl.recording.fakes import real_like
 from ppdsl.recording.findings import INNER_FILES, DataDependence, data_dependence, labels_of, unseen
 from ppdsl.recording.replay import slice_of
+from ppdsl.recording.naming import writes_in_place
 from ppdsl.recording.structure import Unpacked, fill, unpack
 from ppdsl.recording.tape import Frame, Record, RecordKind, Value, ValueKind, meta_of
 from ppdsl.source import Place
 
 __all__ = ["probe_call", "probe_frame"]
+
+# Functions whose kernels keep something of a size that depends on values, but whose result has a fixed shape.
+_FIXED_RESULT = frozenset({"ctc_loss"})
 
 
 def probe_call(
@@ -30,8 +34,10 @@ def probe_call(
     error: Exception,
 ) -> Any:
     """Return fakes like the results of `func`, which has no fake kernel, or raise what is wrong with the call."""
-    if isinstance(error, compat.SHAPE_ERRORS):
+    if isinstance(error, compat.SHAPE_ERRORS) and name not in _FIXED_RESULT:
         raise data_dependence(name, recorder.place_now(), recorder.frame) from error
+    if writes_in_place(name):
+        raise error
     tries = []
     for seed in (1, 2):
         reals = [_real_of(recorder, value, tensor, seed) for value, tensor in zip(values, tensors, strict=True)]
@@ -79,7 +85,8 @@ def probe_frame(
                 own.tried_on_real_tensors = True  # type: ignore[attr-defined]
                 raise own from None
             if any(compat.is_fake(tensor) for tensor in spied.values()):
-                raise trouble from (None if trouble is error else error)  # it reaches a tensor of this forward pass by a way of its own
+                # It reaches a tensor of this forward pass by a way of its own.
+                raise trouble from (None if trouble is error else error)
             with compat.without_dispatch_modes():
                 results.append(unpack(result))
                 used, written = state.used(spied), state.written()
@@ -94,7 +101,7 @@ def probe_frame(
                 "pad its results to a fixed size, or keep the modules that use them inside one module of one stage",
             )
         ) from error
-    return _note(recorder, frame, first, tensors, changed, used, written)
+    return _note(recorder, frame, first, tensors, changed, used, written)  # type: ignore[possibly-undefined]
 
 
 def _trouble(recorder: Any, frame: Frame, error: Exception) -> Exception:
@@ -200,7 +207,8 @@ class _RealState:
                 self._scripted += recorder.fakes.scripted.get(id(child), [])
                 continue
             self._attributes.append((child, dict(child.__dict__)))
-            for slots in (child._parameters, child._buffers):
+            tables: tuple[dict[str, Any], ...] = (child._parameters, child._buffers)
+            for slots in tables:
                 for name, fake in slots.items():
                     if fake is None or id(fake) not in recorder.fakes.values:
                         continue

@@ -93,8 +93,8 @@ def record(
 ) -> StageGraph:
     """Run `model(*args, **kwargs)` once on fake tensors and return its graph of stages.
 
-    Nothing of the model is changed, no gradient is computed, no memory for parameters is needed: they may be on the meta
-    device.
+    Nothing of the model is changed, no gradient is computed, no memory for parameters is needed: they may be on the
+    meta device.
 
     Args:
         model: A module with stage marks; without any mark it is one stage.
@@ -247,9 +247,7 @@ class _Session:
                 )
             return parts, tuple(recorder.value_of(recorder.stand_ins.get(id(t), t)) for t in parts.tensors)
 
-    def _loss_value(
-        self, recorder: Recorder, output: Unpacked, values: tuple[Value, ...], result: Any
-    ) -> Value | None:
+    def _loss_value(self, recorder: Recorder, output: Unpacked, values: tuple[Value, ...], result: Any) -> Value | None:
         if self.loss is not None:
             if not isinstance(result, torch.Tensor) or result.numel() != 1 or result.dim() > 0:
                 raise RecordingError(
@@ -273,7 +271,7 @@ def _check_model(model: Any) -> None:
         raise RecordingError(
             Diagnostic("no-module", f"The model is a {type(model).__name__}, not a torch.nn.Module.", (), None)
         )
-    lazy = [name for name, parameter in model.named_parameters() if torch.nn.parameter.is_lazy(parameter)]
+    lazy = [name for name, parameter in model.named_parameters() if torch.nn.parameter.is_lazy(parameter)]  # type: ignore[redundant-expr]
     if lazy:
         raise RecordingError(
             Diagnostic(
@@ -316,4 +314,3 @@ def _path_text(path: Any) -> str:
     for kind, key in path:
         text += f".{key}" if kind == "attr" else f"[{key!r}]"
     return text
-

@@ -1,7 +1,7 @@
 """Run a forward pass once on fake tensors and write down every call, with the module it was made in.
 
-Everything is recorded inline, in one flat list with a tree of module calls over it. Which calls of modules can stay whole
-is decided afterwards (see `collapse`): only then is it known what is used outside of them.
+Everything is recorded inline, in one flat list with a tree of module calls over it. Which calls of modules can stay
+whole is decided afterwards (see `collapse`): only then is it known what is used outside of them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ppdsl.recording import compat
 from ppdsl.recording.fakes import FakeState
 from ppdsl.recording.findings import INNER_FILES, DataDependence, data_dependence, unseen
 from ppdsl.recording.marking import MarkState
+from ppdsl.recording.naming import EFFECTS, PLAIN_METHODS, PLAIN_PROPERTIES, TO_PYTHON, writes_in_place
 from ppdsl.recording.patches import intercepting
 from ppdsl.recording.snapshot import random_fingerprint
 from ppdsl.recording.structure import Unpacked, fill, holds_iterator, unpack
@@ -41,32 +42,6 @@ from ppdsl.recording.tape import (
 from ppdsl.source import Place
 
 __all__ = ["Recorder"]
-
-# Properties and methods that tell something of a tensor which its fake knows as well.
-_PLAIN_PROPERTIES = frozenset(
-    "shape dtype device ndim layout is_cuda is_cpu is_meta is_sparse is_quantized requires_grad grad_fn is_leaf names itemsize "
-    "nbytes is_mkldnn is_xla is_xpu is_mps is_nested is_sparse_csr is_vulkan is_ipu is_hpu is_mtia is_maia output_nr name "
-    "_backward_hooks _version retains_grad volatile _base is_ort is_inference _is_view".split()
-)
-_PLAIN_METHODS = frozenset(
-    "size dim stride numel __len__ is_floating_point is_contiguous storage_offset nelement ndimension __hash__ is_complex "
-    "get_device element_size is_signed is_same_size __repr__ is_inference _is_view type_ is_shared "
-    "has_names result_type can_cast promote_types broadcast_shapes untyped_storage data_ptr storage".split()
-)
-# Results that are Python values and depend on the numbers inside a tensor.
-_TO_PYTHON = frozenset(
-    "item tolist __bool__ __int__ __float__ __index__ __complex__ numpy is_nonzero equal allclose __contains__ __array__ "
-    "__format__".split()
-)
-# They give no tensor of their own but change what autograd does.
-_EFFECTS = frozenset("register_hook requires_grad_ retain_grad backward register_post_accumulate_grad_hook __set__ detach_".split())
-
-
-def _last_underscore(name: str) -> bool:
-    return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or (
-        name.startswith("__i") and name.endswith("__") and name not in ("__init__", "__index__", "__int__", "__invert__", "__iter__")
-    )
-
 
 class Recorder(TorchFunctionMode):
     """Hears every torch call, module call, attribute write and mark of one thread.
@@ -163,12 +138,12 @@ class Recorder(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "__get__":
             name = func.__self__.__name__
-            if name in _PLAIN_PROPERTIES:
+            if name in PLAIN_PROPERTIES:
                 return func(self.stand_ins.get(id(args[0]), args[0]))
             return self._call(getattr, "__get__", (args[0], name), {})
         if name == "__set__":
             return self._call(setattr, name, (args[0], func.__self__.__name__, args[1]), {})
-        if name in _PLAIN_METHODS:
+        if name in PLAIN_METHODS:
             return func(*args, **kwargs)
         return self._call(func, name, args, kwargs)
 
@@ -190,13 +165,13 @@ class Recorder(TorchFunctionMode):
             self.generators[id(generator)] = (generator, generator.get_state())
         tensors = [self.stand_ins.get(id(t), t) for t in parts.tensors]
         fake = any(map(compat.is_fake, tensors))
-        if _last_underscore(name) or "out" in kwargs:
+        if writes_in_place(name) or "out" in kwargs:
             self._before_write(tensors, args, kwargs, fake)
             tensors = [self.stand_ins.get(id(t), t) for t in tensors]
         values = tuple(self.value_of(tensor) for tensor in tensors)
         if any(a is not b for a, b in zip(tensors, parts.tensors, strict=True)):
             args, kwargs = fill(parts.template, tensors)
-        if name in _TO_PYTHON:
+        if name in TO_PYTHON:
             return self._to_python(func, name, args, kwargs, parts, values, fake)
         versions = [compat.version_of(tensor) for tensor in tensors]
         self.meter.reset()
@@ -223,7 +198,7 @@ class Recorder(TorchFunctionMode):
         parameters: tuple[Value, ...] = (),
     ) -> Any:
         """Write the call down, and return its result with new identities where it needs them."""
-        effect = name in _EFFECTS
+        effect = name in EFFECTS
         outs = unpack(result)
         if not outs.tensors and not written and not effect:
             return result
@@ -313,7 +288,7 @@ class Recorder(TorchFunctionMode):
             before = self.current.get(id(other))
             if before is None or (before.record == record.index and before.before is not None):
                 continue
-            after = Value(before.kind, meta_of(other), before.name, before.index, record.index, ("written",), before)
+            after = Value(before.kind, meta_of(other), before.name, before.index, record.index, (("written", None),), before)
             after.base, after.tensor, after.holder = before.base, before.tensor, before.holder
             after.known, after.random = known and before.known, random or before.random
             # The order matters to readers: the tensor that the call was given comes first.
@@ -343,7 +318,7 @@ class Recorder(TorchFunctionMode):
         for other in list(sharing):
             if compat.is_fake(other) or other.dtype != tensor.dtype:
                 continue
-            with torch.set_grad_enabled(False):
+            with torch.enable_grad():  # a view made without would not accept a write that has a gradient
                 fake = memory.as_strided(other.size(), other.stride(), other.storage_offset())
             self.stand_ins[id(other)] = fake
             self.alive.append(fake)
@@ -534,7 +509,7 @@ class _Meter(TorchDispatchMode):
     """Counts floating-point operations and notices random numbers, operator by operator."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
         self.random = False
 

@@ -19,7 +19,9 @@ class Routes:
         crossing: For each value that crosses, by id: (value, visit that makes it, visits that use it in order).
     """
 
-    def __init__(self, collapsed: Collapsed, visits: list[Visit], repeating: set[int], outputs: Iterable[Value]) -> None:
+    def __init__(
+        self, collapsed: Collapsed, visits: list[Visit], repeating: set[int], outputs: Iterable[Value]
+    ) -> None:
         self._collapsed = collapsed
         self._repeating = repeating
         self._visits = visits
@@ -55,7 +57,7 @@ class Routes:
         return self._collapsed.resolve(value)
 
     def home(self, value: Value) -> Visit | None:
-        """Return the visit that makes the value; None when it can be had in any (inputs, parameters, repeated items)."""
+        """Return the visit that makes the value; None when any can have it (inputs, parameters, repeated items)."""
         return self._home.get(id(value))
 
     def items_of(self, visit: Visit) -> list[Item]:
@@ -88,7 +90,7 @@ class Routes:
         return id(value)
 
     def same_tensor(self, value: Value, visit: Visit) -> Value:
-        """Return the value under which the visit's program holds this tensor (the one before all writes in the visit)."""
+        """Return the value under which the visit's program holds this tensor (before all writes in the visit)."""
         while not self.arrives(value, visit) and value.before is not None and id(value) not in self._first:
             value = self.resolve(value.before)
         return value
@@ -106,7 +108,7 @@ class Routes:
         self.exports[id(home)][id(value)] = value
 
     def _check_view(self, value: Value, home: Visit) -> None:
-        """A tensor that changed because another one was written must share that one's memory in the writer's program."""
+        """A tensor that changed because another was written must share that one's memory in the writer's program."""
         if value.before is None:
             return
         writer = next((item for item in home.items if any(after is value for _, after in item.writes)), None)

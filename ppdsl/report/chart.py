@@ -126,7 +126,9 @@ def draw_chart(timeline: Timeline, scale: Scale, glyphs: Glyphs = UNICODE) -> Ch
     by_rank: list[list[Event]] = [[] for _ in range(timeline.ranks)]
     for event in timeline.events:
         by_rank[event.rank].append(event)
-    if timeline.ranks <= _MOST_ROWS:
+    folds = sum(_in_fold(e, scale) for e in timeline.events) if scale.folds else 0
+    crowded = (len(timeline.events) - folds) * _VISIBLE_SHARE > scale.columns * timeline.ranks
+    if timeline.ranks <= _MOST_ROWS and not crowded:
         drawn = [_row(events, scale, chunks, glyphs) for events in by_rank]
         shown = {id(p.event) for pieces in drawn for p in pieces if p.event is not None}
         folded = sum(id(e) not in shown and _in_fold(e, scale) for e in timeline.events)
@@ -239,7 +241,7 @@ def _dense_piece(shares: Mapping[ActionKind, float], glyphs: Glyphs) -> Piece:
     if busy < 0.05:
         return Piece("", glyphs.idle, IDLE, IDLE)
     kind, most = max(shares.items(), key=lambda pair: pair[1])
-    style = blend_style(shares)
+    letter, shade = blend_style(shares)
     if most < _DENSE_SHARE * busy:
-        return Piece("", glyphs.shades[sum(busy >= step for step in _SHADES)], style, style)
-    return Piece("", kind.value if busy >= 0.5 else kind.value.lower(), style, style)
+        return Piece("", glyphs.shades[sum(busy >= step for step in _SHADES)], shade, shade)
+    return Piece("", kind.value if busy >= 0.5 else kind.value.lower(), letter, letter)

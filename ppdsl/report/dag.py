@@ -12,7 +12,7 @@ from rich.text import Text
 from ppdsl.graph.ir import Stage, StageGraph
 from ppdsl.report.canvas import Canvas
 from ppdsl.report.layers import Net, arrange, group_nets
-from ppdsl.report.names import fold_names
+from ppdsl.report.names import join_names
 from ppdsl.report.palette import AXIS, LABEL, rank_color
 from ppdsl.report.routing import Drawing, Wire, route
 from ppdsl.units import format_bytes, format_flops
@@ -145,7 +145,7 @@ def _plate(graph: StageGraph, stage: Stage, placement: Sequence[int] | None, col
         name += f"  rank {placement[stage.index]}" if columns > _DETAIL_WIDTHS[-2] else f" r{placement[stage.index]}"
     lines = [name]
     if stage.modules:
-        lines.append(", ".join(fold_names(stage.modules)))
+        lines.append(join_names(stage.modules, columns - 4))
     elif stage.operations:
         lines.append(f"{stage.operations} operations")
     figures = [format_bytes(stage.parameter_bytes)] if stage.parameters else []

@@ -13,13 +13,13 @@ from ppdsl.diagnostics import Diagnostic, Severity, render_plain
 __all__ = ["render_diagnostics"]
 
 _SEVERITIES = {
-    Severity.ERROR: Style(color="red", bold=True),
+    Severity.ERROR: Style(color="bright_red", bold=True),
     Severity.WARNING: Style(color="yellow", bold=True),
-    Severity.NOTE: Style(color="cyan", bold=True),
+    Severity.NOTE: Style(color="green", bold=True),
 }
-_PLACE = Style(color="blue")
-_MARK = Style(color="red", bold=True)
-_HELP = Style(color="green", bold=True)
+_PLACE = Style(color="bright_blue")
+_MARK = Style(color="bright_red", bold=True)
+_HELP = Style(color="cyan", bold=True)
 _GUTTER = re.compile(r"^(\s*\d* \|)(.*)$")
 
 

@@ -148,7 +148,7 @@ def _edge_object(edge: Edge) -> dict[str, object]:
 
 
 def _mermaid_text(text: str) -> str:
-    for character, name in (("&", "#amp;"), ('"', "#quot;"), ("<", "#lt;"), (">", "#gt;")):
+    for character, name in (("#", "#35;"), ("&", "#amp;"), ('"', "#quot;"), ("<", "#lt;"), (">", "#gt;")):
         text = text.replace(character, name)
     return text
 

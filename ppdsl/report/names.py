@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["fold_names", "shorten"]
+__all__ = ["fold_names", "join_names", "shorten"]
 
 _LEAST_FOLDED = 3
 
@@ -17,6 +17,8 @@ def fold_names(names: Sequence[str]) -> tuple[str, ...]:
 
     >>> fold_names(["embed", "h.0", "h.1", "h.2", "norm", "drop", "drop", "drop"])
     ('embed', 'h.0 .. h.2', 'norm', 'drop x3')
+    >>> fold_names(["model.h.0", "model.h.1", "model.h.2"])
+    ('model.h.0 .. h.2',)
     """
     folded: list[str] = []
     position = 0
@@ -24,7 +26,7 @@ def fold_names(names: Sequence[str]) -> tuple[str, ...]:
         same = _run_of_equals(names, position)
         counted = _run_of_numbers(names, position)
         if counted - position >= _LEAST_FOLDED:
-            folded.append(f"{names[position]} .. {names[counted - 1]}")
+            folded.append(f"{names[position]} .. {_from_number(names[position], names[counted - 1])}")
             position = counted
         elif same - position > 1:
             folded.append(f"{names[position]} x{same - position}")
@@ -33,6 +35,33 @@ def fold_names(names: Sequence[str]) -> tuple[str, ...]:
             folded.append(names[position])
             position += 1
     return tuple(folded)
+
+
+def join_names(names: Sequence[str], columns: int) -> str:
+    """Return folded names in one line; when they do not fit, what they have in common is said once.
+
+    Args:
+        names: Dotted names, in the order of their calls.
+        columns: Where a line becomes too long; what is still longer is left to the caller.
+
+    >>> join_names(["model.embed", "model.drop", "model.h.0", "head"], columns=80)
+    'model.embed, model.drop, model.h.0, head'
+    >>> join_names(["model.embed", "model.drop", "model.h.0", "head"], columns=32)
+    'model.{embed, drop, h.0}, head'
+    """
+    folded = fold_names(names)
+    plain = ", ".join(folded)
+    if len(plain) <= columns:
+        return plain
+    groups: list[tuple[str, list[str]]] = []
+    for name in folded:
+        first, dot, rest = name.partition(".")
+        prefix, rest = (first, rest) if dot and not rest.startswith(".") else ("", name)
+        if groups and groups[-1][0] == prefix:
+            groups[-1][1].append(rest)
+        else:
+            groups.append((prefix, [rest]))
+    return ", ".join(_group(prefix, members) for prefix, members in groups)
 
 
 def shorten(text: str, columns: int) -> str:
@@ -44,6 +73,19 @@ def shorten(text: str, columns: int) -> str:
     if len(text) <= columns:
         return text
     return text[: max(columns - 1, 0)] + "…" if columns > 0 else ""
+
+
+def _group(prefix: str, members: Sequence[str]) -> str:
+    if not prefix:
+        return ", ".join(members)
+    return f"{prefix}.{members[0]}" if len(members) == 1 else f"{prefix}.{{{', '.join(members)}}}"
+
+
+def _from_number(first: str, last: str) -> str:
+    """Return the last name of a run without what it has in common with the first, up to the part before the number."""
+    old, new = first.split("."), last.split(".")
+    differs = next(i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b)
+    return ".".join(new[max(differs - 1, 0) :])
 
 
 def _run_of_equals(names: Sequence[str], first: int) -> int:

@@ -6,6 +6,7 @@ of an action are painted in the colour of its background, so they vanish on a te
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from typing import IO
@@ -34,7 +35,8 @@ _KINDS: dict[ActionKind, Triple] = {
     ActionKind.WEIGHT_GRAD: (0x00, 0x9E, 0x73),
 }
 _EMPTY: Triple = (0x26, 0x26, 0x2A)
-_RANKS = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#f0e442", "#d55e00", "#8da0ff", "#b0b0b0")
+# Of middle brightness: read on dark and on light terminals.
+_RANKS = ("#3a9bd9", "#d98c00", "#1aa179", "#c06ba0", "#a89a00", "#d55e00", "#7a8cff", "#8c8c8c")
 
 
 def action_style(kind: ActionKind, *, chunk: int = 0, chunks: int = 1, odd: bool = False) -> tuple[Style, Style]:
@@ -52,16 +54,19 @@ def action_style(kind: ActionKind, *, chunk: int = 0, chunks: int = 1, odd: bool
     return Style(color=_color(front), bgcolor=background), Style(color=background, bgcolor=background)
 
 
-def blend_style(shares: Mapping[ActionKind, float]) -> Style:
-    """Return the style of a cell in which many actions share the time; what is left to 1 is idle."""
+def blend_style(shares: Mapping[ActionKind, float]) -> tuple[Style, Style]:
+    """Return the styles of a letter and of a shade in a cell that many actions share; what is left to 1 is idle.
+
+    Colours mix as light does (in squares): blue and orange give sand, not mud.
+    """
     idle = max(0.0, 1.0 - sum(shares.values()))
-    mixed = tuple(
-        _EMPTY[channel] * idle + sum(_KINDS[kind][channel] * share for kind, share in shares.items())
-        for channel in range(3)
+    red, green, blue = (
+        math.sqrt(_EMPTY[c] ** 2 * idle + sum(_KINDS[kind][c] ** 2 * share for kind, share in shares.items()))
+        for c in range(3)
     )
-    back: Triple = (mixed[0], mixed[1], mixed[2])
-    front = _mix(back, (0, 0, 0) if _luminance(back) > 130 else (255, 255, 255), 0.35)
-    return Style(color=_color(front), bgcolor=_color(back))
+    back: Triple = (red, green, blue)
+    front = _mix(back, (0, 0, 0) if _luminance(back) > 110 else (255, 255, 255), 0.3)
+    return Style(color=_color(front), bgcolor=_color(back)), Style(color=_color(back), bgcolor=_color(back))
 
 
 def rank_color(rank: int) -> str:

@@ -16,7 +16,7 @@ from rich.style import Style
 from rich.text import Text
 
 from ppdsl.report.chart import ASCII, UNICODE, Chart, Glyphs, draw_chart
-from ppdsl.report.palette import AXIS, IDLE, LABEL, TITLE, action_style, rank_color
+from ppdsl.report.palette import AXIS, IDLE, LABEL, TITLE, action_style, blend_style, rank_color
 from ppdsl.report.scale import FOLD_COLUMNS, Scale, Segment, choose_scale
 from ppdsl.schedule.action import ActionKind
 from ppdsl.timeline import Timeline
@@ -50,7 +50,7 @@ def render_timeline(
         timeline: What is drawn.
         width: Columns; no line is longer, and the chart's rows are exactly as long.
         title: Said above the chart.
-        unit: What times are counted in; None for seconds.
+        unit: What times are counted in (`F`: forwards of one stage); None for seconds.
         bound: Lower bound of the makespan, in seconds (or `unit`).
         peaks: For each rank the most micro-batches whose activations it holds at once.
         ascii_only: Whether to draw without box characters.
@@ -224,12 +224,14 @@ def _legend(timeline: Timeline, chart: Chart, width: int, unit: str | None, glyp
     kinds = sorted({e.action.kind for e in timeline.events}, key=list(ActionKind).index)
     entries = [Text.assemble((kind.value, action_style(kind)[0]), f" {_NAMES[kind]}") for kind in kinds]
     if chart.dense:
-        entries += [Text(f"{glyphs.shades} several kinds, by time in use"), Text("lower case: used less than half")]
+        mixed = blend_style({kind: 1 / len(kinds) for kind in kinds})[0]
+        entries.append(Text.assemble((glyphs.shades, mixed), " several kinds, by time in use"))
+        entries.append(Text("lower case: used less than half"))
     elif any(len(p.label) > 1 for row in chart.rows for p in row):
         entries.append(Text("numbers: micro-batches"))
     entries.append(Text.assemble((glyphs.idle, IDLE), " idle"))
     entries.append(Text("%: time in use"))
-    if unit is not None:
+    if unit == "F":
         entries.append(Text(f"1 {unit}: one forward of one stage"))
     if chart.chunks > 1 and not chart.dense:
         more = "second stage" if chart.chunks == 2 else "2nd, 4th, ... stage"

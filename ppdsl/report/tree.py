@@ -11,11 +11,13 @@ from rich.text import Text
 from rich.tree import Tree
 
 from ppdsl.graph.ir import Edge, Stage, StageGraph
-from ppdsl.report.names import fold_names
+from ppdsl.report.names import join_names
 from ppdsl.report.palette import AXIS, LABEL, TITLE, rank_color
 from ppdsl.units import format_bytes, format_flops
 
 __all__ = ["render_tree"]
+
+_MODULES = 60
 
 
 def render_tree(
@@ -72,7 +74,7 @@ def _stage_line(graph: StageGraph, stage: Stage, placement: Sequence[int] | None
 def _facts(graph: StageGraph, stage: Stage) -> list[tuple[str, str]]:
     facts: list[tuple[str, str]] = []
     if stage.modules:
-        facts.append(("modules", ", ".join(fold_names(stage.modules))))
+        facts.append(("modules", join_names(stage.modules, _MODULES)))
     if stage.operations:
         facts.append(("glue", f"{stage.operations} operation{'s' * (stage.operations != 1)}"))
     if stage.parameters:

@@ -195,7 +195,9 @@ def check_names(batch_axis: BatchAxis, routes: Sequence[InputRoute], outputs: Se
             continue
         near = difflib.get_close_matches(name, known, n=1)
         advice = f"did you mean {near[0]!r}?" if near else f"one of: {', '.join(known)}"
-        findings.append(Diagnostic("unknown-input", f"batch_axis names `{name}`, which is no input.", help=advice))
+        findings.append(
+            Diagnostic("unknown-input", f"batch_axis names `{name}`, which is no input or output.", help=advice)
+        )
     if findings:
         raise CallError(*findings)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -162,14 +162,18 @@ class Board:
         quoted = "\n".join(f"rank {rank} | {line}".rstrip() for line in text.splitlines())
         raise RunError(Diagnostic("other-rank-failed", message, excerpt=quoted))
 
-    def linger(self) -> None:
-        """Say that this rank knows of the failure; the one that failed first stays until the others know, too."""
+    def linger(self, silent: Collection[int] = ()) -> None:
+        """Say that this rank knows of the failure; the one that failed first stays until the others know, too.
+
+        Args:
+            silent: Ranks that will not say anything any more.
+        """
         with contextlib.suppress(Exception):
             self._store.set(f"knows/{self.rank}", "")
             failure = self.failure()
             if failure is None or failure[0] != self.rank:
                 return
-            keys = [f"knows/{rank}" for rank in range(self.ranks)]
+            keys = [f"knows/{rank}" for rank in range(self.ranks) if rank not in silent]
             end = time.monotonic() + min(_LINGER, self.timeout)
             while not self._store.check(keys) and time.monotonic() < end:
                 time.sleep(0.02)

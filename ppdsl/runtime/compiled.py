@@ -181,6 +181,10 @@ class Compiled:
         measure: bool,
     ) -> None:
         """Give the inputs of a step to the stages that use them, on their devices."""
+        for group in self.ties:
+            for part in group.parts.values():
+                # What a failed step left behind.
+                part.gradient = None
         loss_dtype = self._loss_dtype()
         moved: dict[tuple[int, torch.device], list[torch.Tensor]] = {}
         for stage, state in self.states.items():

@@ -64,6 +64,7 @@ class DistributedWorld:
         self._pairs: dict[tuple[int, int], Any] = {}
         self._watch = Watch(self.board, self._break)
         self._broken: str | None = None
+        self._silent: set[int] = set()
         atexit.register(_end, weakref.ref(self))
 
     def ranks_for(self, keys: int, placement: Mapping[int | str, int] | None) -> int:
@@ -99,7 +100,7 @@ class DistributedWorld:
 
     def _check_usable(self) -> None:
         if self._broken is not None:
-            message = "This pipeline has ended: a step failed, and its channels are closed."
+            message = "This pipeline has ended, and its channels are closed."
             raise RunError(Diagnostic("pipeline-ended", message, excerpt=self._broken))
 
     def connect(self, plan: MessagePlan, pairs: Sequence[tuple[int, int]]) -> None:
@@ -134,7 +135,7 @@ class DistributedWorld:
     def _stop(self, error: BaseException) -> None:
         self._broken = str(error) or type(error).__name__
         self.board.publish(error)
-        self.board.linger()
+        self.board.linger(self._silent)
 
     def run(self, executors: Sequence[Executor]) -> None:
         """Run this rank's list to its end, then wait until all it sent has left.
@@ -181,6 +182,7 @@ class DistributedWorld:
             late = time.monotonic() - started >= self._timeout
             # A rank that gives up closes its connections a moment before it has said why.
             self.board.raise_failure(f"while waiting for rank {peer} ({text})", patience=0.0 if late else 0.1)
+            self._silent.add(peer)
             if late:
                 message = f"Rank {self.rank} waited {self._timeout:g} seconds for rank {peer} in vain ({text})."
                 advice = f"rank {peer} hangs, or needs longer than timeout= allows"
@@ -239,6 +241,7 @@ class DistributedWorld:
 
     def close(self) -> None:
         """Stop watching, and say that this process makes no more steps."""
+        self._broken = self._broken or "It was closed."
         self._watch.close()
         self.board.leave()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ class Library:
 
     A recording holds for the modes of the modules, the frozen parameters and the autocast state that it was made in.
     When a call finds them changed, the model is recorded again from the same example; going back finds the first one.
+    Where parameter objects were replaced by others (`to_empty` does so), everything is recorded again: programs hold
+    the objects themselves.
 
     Args:
         model: The user's model.
@@ -47,6 +50,7 @@ class Library:
         self._kwargs = kwargs
         self._world = world
         self._options = options
+        self._parameters: tuple[torch.nn.Parameter, ...] = ()
         self._recordings: dict[Any, Recording] = {}
         self._compiled: dict[Any, Compiled] = {}
         graph = self._recording(with_loss=self.loss_is_known).graph
@@ -77,13 +81,24 @@ class Library:
         return self._compiled[key]
 
     def learn_targets(self, args: tuple[Any, ...], kwargs: dict[str, Any], targets: tuple[Any, ...]) -> None:
-        """Take the first micro-batch's targets of a call as the example to record the loss with."""
+        """Take the first micro-batch's targets of a call as the example, and record the loss with them.
+
+        Raises:
+            CallError: The call or its targets do not fit.
+            RecordingError: The loss cannot be recorded.
+        """
         recording = self._recording(with_loss=False)
         leaves = recording.bind(args, kwargs, ())
         batch = split_batch(recording.graph.inputs, leaves, self.microbatches, self._options.batch_axis)
         flat, structure = pytree.tree_flatten(targets)
         cut = [self._cut(f"targets[{i}]", leaf, batch.rows or 1) for i, leaf in enumerate(flat)]
         self.targets = tuple(pytree.tree_unflatten(cut, structure))
+        try:
+            self._recording(with_loss=True)
+        except Exception:
+            # These targets were no example: the next call's may be.
+            self.targets = None
+            raise
 
     def _cut(self, name: str, leaf: Any, rows: int) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -99,8 +114,13 @@ class Library:
         return self._recordings[key]
 
     def _state(self) -> tuple[Any, ...]:
+        parameters = tuple(self.model.parameters())
+        if len(parameters) != len(self._parameters) or any(map(operator.is_not, parameters, self._parameters)):
+            self._parameters = parameters
+            self._recordings.clear()
+            self._compiled.clear()
         training = tuple(module.training for module in self.model.modules())
-        frozen = tuple(parameter.requires_grad for parameter in self.model.parameters())
+        frozen = tuple(parameter.requires_grad for parameter in parameters)
         autocast = tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))
         return training, frozen, autocast
 

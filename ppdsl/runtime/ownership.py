@@ -13,12 +13,17 @@ __all__ = ["load_owned", "local_names", "owned_keys"]
 
 def local_names(compiled: Compiled) -> frozenset[str]:
     """Return the names, as `model.named_parameters()` gives them, of the parameters that belong to this process."""
-    model = compiled.recording.model
-    mine = {id(p) for program in compiled.programs for _, p in program.parameters}
-    used = {id(p) for program in compiled.recording.programs for _, p in program.parameters}
+    mine, used = _names(compiled)
     first = 0 in compiled.local
-    named = model.named_parameters()
-    return frozenset(name for name, p in named if id(p) in mine or (first and id(p) not in used))
+    named = compiled.recording.model.named_parameters()
+    return frozenset(name for name, _ in named if name in mine or (first and name not in used))
+
+
+def _names(compiled: Compiled) -> tuple[set[str], set[str]]:
+    """Return the parameters of this process's stages and of all stages, by the name the model gives first."""
+    mine = {name for program in compiled.programs for name, _ in program.parameters}
+    used = {name for program in compiled.recording.programs for name, _ in program.parameters}
+    return mine, used
 
 
 def owned_keys(compiled: Compiled) -> frozenset[str]:
@@ -28,12 +33,12 @@ def owned_keys(compiled: Compiled) -> frozenset[str]:
     """
     model = compiled.recording.model
     local = {program.stage for program in compiled.programs}
-    mine = {id(p) for program in compiled.programs for _, p in program.parameters}
-    used = {id(p) for program in compiled.recording.programs for _, p in program.parameters}
+    mine, used = _names(compiled)
+    owner = {id(parameter): name for name, parameter in model.named_parameters()}
     keys_of: dict[str, bool] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if id(parameter) in used:
-            keys_of[name] = id(parameter) in mine
+        if owner[id(parameter)] in used:
+            keys_of[name] = owner[id(parameter)] in mine
     for stage in compiled.graph.stages:
         for name in stage.buffers:
             keys_of[name] = keys_of.get(name, False) or stage.index in local

@@ -55,6 +55,6 @@ def test_severity_help_and_carets_are_coloured() -> None:
     found = Diagnostic("x", "Wrong.", labels=(Label(Span(HERE, 1, 1, 1, 4), "here"),), help="do it right")
     text = render_diagnostics([found])
     styles = {text.plain[span.start : span.end]: str(span.style) for span in text.spans}
-    assert styles["error[x]"] == "bold red"
-    assert styles["help"] == "bold green"
-    assert any("^^^ here" in part and style == "bold red" for part, style in styles.items())
+    assert styles["error[x]"] == "bold bright_red"
+    assert styles["help"] == "bold cyan"
+    assert any("^^^ here" in part and style == "bold bright_red" for part, style in styles.items())

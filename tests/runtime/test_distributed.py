@@ -2,29 +2,45 @@ from __future__ import annotations
 
 import pytest
 
-from tests.runtime.launch import launch, said
+from tests.runtime.launch import Finished, launch, said
 
 pytestmark = pytest.mark.distributed
 
-
-@pytest.mark.parametrize("processes", [2, 4])
-def test_processes_equal_the_ranks_of_one_process_bit_for_bit(processes: int) -> None:
-    result = launch(processes, "equal", seconds=300)
-    assert [said(result, rank) for rank in range(processes)] == ["equal"] * processes, result.stderr
-    assert result.returncode == 0
+TOGETHER = (
+    "equal", "tied", "different_models", "different_marks", "refusals", "odd_loss", "outputs", "traffic",
+)  # fmt: skip
 
 
-def test_tied_copies_start_equal_stay_equal_and_train_like_one_parameter() -> None:
-    result = launch(2, "tied")
-    assert result.returncode == 0, result.stderr
-    assert said(result, 0) == "w, a.weight, a.bias, c.weight, c.bias"
-    assert said(result, 1) == "w, b.weight, b.bias"
+@pytest.fixture(scope="module")
+def two() -> Finished:
+    """All scenarios that leave the processes alive, on two processes: starting them is most of the time."""
+    return launch(2, *TOGETHER, seconds=240)
 
 
-def test_the_timeline_has_all_ranks_and_parallel_branches_run_at_the_same_time() -> None:
-    result = launch(4, "timeline")
+@pytest.fixture(scope="module")
+def four() -> Finished:
+    """The same for four processes."""
+    return launch(4, "equal", "timeline", seconds=240)
+
+
+def test_two_processes_equal_two_ranks_of_one_process_bit_for_bit(two: Finished) -> None:
+    assert [said(two, rank, "equal") for rank in range(2)] == ["equal"] * 2
+    assert two.returncode == 0
+
+
+def test_four_processes_equal_four_ranks_of_one_process_bit_for_bit(four: Finished) -> None:
+    assert [said(four, rank, "equal") for rank in range(4)] == ["equal"] * 4
+    assert four.returncode == 0
+
+
+def test_tied_copies_start_equal_stay_equal_and_train_like_one_parameter(two: Finished) -> None:
+    assert said(two, 0, "tied") == "w, a.weight, a.bias, c.weight, c.bias"
+    assert said(two, 1, "tied") == "w, b.weight, b.bias"
+
+
+def test_the_timeline_has_all_ranks_and_parallel_branches_run_at_the_same_time(four: Finished) -> None:
     expected = "32 events, 4 ranks, ('stem', 'left', 'right', 'join'), together: True"
-    assert [said(result, rank) for rank in range(4)] == [expected] * 4, result.stderr
+    assert [said(four, rank, "timeline") for rank in range(4)] == [expected] * 4
 
 
 def test_an_error_in_a_stage_ends_all_ranks_with_its_text() -> None:
@@ -45,7 +61,7 @@ def test_an_error_in_a_stage_ends_all_ranks_with_its_text() -> None:
 
 
 def test_a_killed_rank_is_named_by_the_others() -> None:
-    result = launch(3, "trouble", "kill")
+    result = launch(3, "trouble", "kill", look=3.0)
     lost = {rank: said(result, rank) for rank in (0, 2)}
     assert (
         lost[2]
@@ -65,7 +81,7 @@ def test_a_rank_that_leaves_in_a_step_is_reported_with_what_made_it_leave() -> N
 
 
 def test_a_rank_that_hangs_is_reported_after_the_timeout() -> None:
-    result = launch(3, "trouble", "hang")
+    result = launch(3, "trouble", "hang", look=3.0)
     assert said(result, 2) == (
         "RunError: error[timed-out]: Rank 2 waited 5 seconds for rank 1 in vain "
         "(forward of `trouble`, stage 1 to 2, micro-batch 2).\n"
@@ -74,17 +90,15 @@ def test_a_rank_that_hangs_is_reported_after_the_timeout() -> None:
 
 
 @pytest.mark.parametrize("scenario", ["different_models", "different_marks"])
-def test_different_models_are_refused_on_every_rank_before_the_first_message(scenario: str) -> None:
-    result = launch(2, scenario)
+def test_different_models_are_refused_on_every_rank_before_the_first_message(two: Finished, scenario: str) -> None:
     for rank in range(2):
-        text = said(result, rank)
+        text = said(two, rank, scenario)
         assert "CallError: error[ranks-disagree]: Ranks disagree before the first step: the model is " in text
         assert "on rank 0 and " in text
         assert text.endswith("on rank 1.\nhelp: all ranks must build the same model and make the same calls")
 
 
-def test_a_call_that_differs_on_one_rank_is_refused_on_all_and_the_next_step_is_fine() -> None:
-    result = launch(2, "refusals")
+def test_a_call_that_differs_on_one_rank_is_refused_on_all_and_the_next_step_is_fine(two: Finished) -> None:
     wrong = (
         "error[wrong-shape]: Input `x` has shape [6, 4], but 4 micro-batches of the recorded [2, 4] make [8, 4].\n"
         "help: give shape [8, 4], or build the pipeline with an example cut from such a batch"
@@ -100,8 +114,8 @@ def test_a_call_that_differs_on_one_rank_is_refused_on_all_and_the_next_step_is_
         "help: all ranks must build the same model and make the same calls"
     )
     elsewhere = f"CallError: error[refused-elsewhere]: Rank 1 refused step 2, so all ranks do.\n{quoted}"
-    assert said(result, 0) == f"{elsewhere}\n{mode}\n{request}\nTrue", result.stderr
-    assert said(result, 1) == f"CallError: {wrong}\n{mode}\n{request}\nTrue"
+    assert said(two, 0, "refusals") == f"{elsewhere}\n{mode}\n{request}\nTrue"
+    assert said(two, 1, "refusals") == f"CallError: {wrong}\n{mode}\n{request}\nTrue"
 
 
 def test_a_rank_that_makes_fewer_steps_is_named() -> None:
@@ -112,20 +126,17 @@ def test_a_rank_that_makes_fewer_steps_is_named() -> None:
     ), result.stderr
 
 
-def test_a_loss_that_is_not_a_number_is_reported_on_every_rank() -> None:
-    result = launch(2, "odd_loss")
+def test_a_loss_that_is_not_a_number_is_reported_on_every_rank(two: Finished) -> None:
     expected = "True\nwarning[loss-not-finite]: The loss, computed in stage 2, is nan in micro-batch 2."
-    assert [said(result, rank) for rank in range(2)] == [expected] * 2, result.stderr
+    assert [said(two, rank, "odd_loss") for rank in range(2)] == [expected] * 2
 
 
-def test_outputs_go_where_they_were_asked_for() -> None:
-    result = launch(2, "outputs")
+def test_outputs_go_where_they_were_asked_for(two: Finished) -> None:
     whole = "{'logits': 'Tensor', 'hidden': 'tuple', 'none': 'NoneType'}"
-    assert said(result, 0) == f"None\n{whole}\n{whole}", result.stderr
-    assert said(result, 1) == f"None\nNone\n{whole}"
+    assert said(two, 0, "outputs") == f"nothing\n{whole}\n{whole}"
+    assert said(two, 1, "outputs") == f"nothing\nnothing\n{whole}"
 
 
-def test_the_users_own_messages_do_not_meet_the_pipelines() -> None:
-    result = launch(2, "traffic")
-    assert said(result, 0) == "[1.0, 1.0, 1.0]\nTrue", result.stderr
-    assert said(result, 1) == "[0.0, 0.0, 0.0]\nTrue"
+def test_the_users_own_messages_do_not_meet_the_pipelines(two: Finished) -> None:
+    assert said(two, 0, "traffic") == "[1.0, 1.0, 1.0]\nTrue"
+    assert said(two, 1, "traffic") == "[0.0, 0.0, 0.0]\nTrue"

@@ -26,9 +26,11 @@ def say(text: object) -> None:
 
 
 def attempt(run: Callable[[], object]) -> None:
-    """Say what `run` gives, or its error."""
+    """Say what `run` gives, when it is not None, or its error."""
     try:
-        say(run())
+        result = run()
+        if result is not None:
+            say(result)
     except BaseException as error:
         say(f"{type(error).__name__}: {error}")
 
@@ -254,7 +256,7 @@ def outputs() -> None:
     pipe = pipeline_of(case, case.model(), timeout=20.0, placement=place(3))
     for request in ("none", "last", "all"):
         result = pipe.step(*inputs, targets=targets, outputs=request).outputs
-        say(result if result is None else {key: type(value).__name__ for key, value in result.items()})
+        say("nothing" if result is None else {key: type(value).__name__ for key, value in result.items()})
 
 
 def traffic() -> None:
@@ -272,20 +274,14 @@ def traffic() -> None:
     say(torch.equal(pipe.step(*inputs, targets=targets).loss, loss))
 
 
-def speed() -> None:
-    case = CASES["fan_out"]
-    inputs, targets = batch_of(case, 8)
-    pipe = pipeline_of(case, case.model(), 8, timeout=20.0, placement=place(3))
-    pipe.step(*inputs, targets=targets)
-    started = time.perf_counter()
-    for _ in range(100):
-        pipe.step(*inputs, targets=targets)
-    say(f"{(time.perf_counter() - started) * 10:.2f} ms a step")
-
-
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    globals()[sys.argv[1]](*sys.argv[2:])
-    if sys.argv[1] != "leaving":
+    scenario = sys.argv[1]
+    if scenario in ("trouble", "leaving"):
+        globals()[scenario](*sys.argv[2:])
+    else:
+        for name in sys.argv[1:]:
+            say(f"# {name}")
+            attempt(globals()[name])
         dist.barrier()
     dist.destroy_process_group()

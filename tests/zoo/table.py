@@ -174,7 +174,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _line(finding: Finding) -> str:
     mode = "train" if finding.train else "eval"
-    text = finding.text.strip().splitlines()[-1][:160] if finding.text else ""
+    lines = finding.text.strip().splitlines() or [""]
+    text = lines[0 if finding.status is Status.REFUSED else -1][:160]
     return f"{finding.model:28} {mode:5} {_cell(finding):9} {finding.seconds:6.2f} s  {text}".rstrip()
 
 

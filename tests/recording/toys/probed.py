@@ -147,7 +147,7 @@ class BranchDeepInside(nn.Module):
         return self.block(x) + x
 
 
-@toy("3.14")
+@toy("3.14", outcome="sum-order")
 class DataDependentDeepInside(Net):
     """The smallest module around it is probed, its parents are recorded as usual."""
 

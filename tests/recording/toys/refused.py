@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
