@@ -22,7 +22,7 @@ from ppdsl.recording.programs import StageProgram
 from ppdsl.recording.recorder import Recorder
 from ppdsl.recording.signature import CallSignature
 from ppdsl.recording.snapshot import Snapshot, preserved
-from ppdsl.recording.structure import Unpacked, fill, unpack
+from ppdsl.recording.structure import Unpacked, fill, hides_tensor, unpack
 from ppdsl.recording.tape import Message, Tape, Value
 
 __all__ = ["Recording", "record", "record_call"]
@@ -236,11 +236,13 @@ class _Session:
     def _note_output(self, recorder: Recorder, output: Any) -> tuple[Unpacked, tuple[Value, ...]]:
         with compat.no_torch_function():
             parts = unpack(output)
-            if not parts.tensors:
+            hider = hides_tensor(parts.template)
+            if not parts.tensors or hider is not None:
                 raise RecordingError(
                     Diagnostic(
                         "no-tensor-output",
-                        f"forward of {type(self.model).__name__} returns {_what(output)}, which holds no tensor.",
+                        f"forward of {type(self.model).__name__} returns {_what(output)}, which holds "
+                        + ("no tensor." if hider is None else f"tensors inside {_what(hider)}, where they cannot be replaced."),
                         (),
                         "return a tensor, or a tuple, list, dict, dataclass or named tuple of tensors",
                     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ import torch
 
 from ppdsl.recording import compat
 
-__all__ = ["Hole", "Path", "Template", "Unpacked", "fill", "holds_iterator", "pick", "unpack"]
+__all__ = ["Hole", "Path", "Template", "Unpacked", "fill", "hides_tensor", "holds_iterator", "pick", "same_shape_of", "unpack"]
 
 # How to reach a leaf from the root: ("item", key) for x[key], ("attr", name) for x.name, ("node", i) for the children
 # of a pytree.
@@ -123,6 +124,15 @@ def holds_iterator(value: Any, depth: int = 0) -> bool:
     return hasattr(value, "__next__")
 
 
+def hides_tensor(template: Template) -> Any | None:
+    """Return an object of the template that keeps a tensor without data where it cannot be replaced, or None."""
+    if isinstance(template, Branch):
+        return next((found for child in template.children if (found := hides_tensor(child)) is not None), None)
+    if isinstance(template, Atom) and not isinstance(template.value, _SIMPLE) and _refers_to_fake(template.value, 3):
+        return template.value
+    return None
+
+
 def same_shape_of(left: Template, right: Template) -> bool:
     """Whether two templates describe the same structure with equal constants."""
     if type(left) is not type(right):
@@ -161,6 +171,19 @@ def _same_atom(left: Any, right: Any) -> bool:
             return False
     # Objects without tensors, made anew in each call: nothing is known of their meaning but their type.
     return True
+
+
+_SIMPLE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, type, torch.nn.Module)
+
+
+def _refers_to_fake(value: Any, depth: int) -> bool:
+    if isinstance(value, torch.Tensor):
+        return compat.is_fake(value)
+    if depth == 0 or isinstance(value, (*_SIMPLE, types.ModuleType)):
+        return False
+    if isinstance(value, types.FunctionType):
+        return any(_refers_to_fake(cell.cell_contents, depth - 1) for cell in value.__closure__ or ())
+    return any(_refers_to_fake(item, depth - 1) for item in gc.get_referents(value))
 
 
 def _unpack(value: Any, path: Path, tensors: list[torch.Tensor], paths: list[Path], depth: int) -> Template:
@@ -251,20 +274,31 @@ def _model_output(value: Any) -> _Taken:
 
 
 def _odd_container(value: Any) -> _Taken | None:
+    """Subclasses of list and dict, with the attributes that they keep beside their items."""
     kind = type(value)
-    if isinstance(value, dict):
-        keys = tuple(value)
-
-        def build(new: list[Any]) -> Any:
-            copy = kind.__new__(kind)  # type: ignore[call-overload]
-            copy.__dict__.update(getattr(value, "__dict__", {}))
-            dict.update(copy, zip(keys, new, strict=True))
-            return copy
-
-        return "mapping", keys, list(value.values()), [("item", k) for k in keys], build
     if isinstance(value, list):
         return "sequence", (), list(value), [("item", i) for i in range(len(value))], kind
-    return None
+    if not isinstance(value, dict):
+        return None
+    keys, everything = tuple(value), getattr(value, "__dict__", {})
+    # Some classes show their items as attributes too: those follow the items instead of being leaves of their own.
+    mirrors = {name: key for name, item in everything.items() for key in keys if item is value[key]}
+    attributes = tuple(name for name in everything if name not in mirrors)
+
+    def build(new: list[Any]) -> Any:
+        copy = kind.__new__(kind)
+        for name, key in mirrors.items():
+            copy.__dict__[name] = new[keys.index(key)]
+        for name, item in zip(attributes, new[len(keys) :], strict=True):
+            copy.__dict__[name] = item
+        # The plain dict's way in: the class's own may check, convert or set attributes.
+        put = OrderedDict.__setitem__ if isinstance(copy, OrderedDict) else dict.__setitem__
+        for key, item in zip(keys, new, strict=False):
+            put(copy, key, item)
+        return copy
+
+    steps = [("item", key) for key in keys] + [("attr", name) for name in attributes]
+    return "mapping", keys, [*value.values(), *(value.__dict__[name] for name in attributes)], steps, build
 
 
 def _dataclass(value: Any) -> _Taken:

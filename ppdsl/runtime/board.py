@@ -104,9 +104,9 @@ class Board:
     def _await(self, keys: list[str], moment: str) -> None:
         end = time.monotonic() + self.timeout
         pause = 0.0001
-        while not self._store.check(keys):
+        while not self._has(keys):
             self.raise_failure(f"before {moment}")
-            absent = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+            absent = [rank for rank, key in enumerate(keys) if not self._has([key])]
             gone = [rank for rank in absent if self._has_left(rank, keys[rank])]
             if gone or time.monotonic() > end:
                 raise RunError(self._missing(absent, gone, moment))
@@ -115,7 +115,16 @@ class Board:
 
     def _has_left(self, rank: int, key: str) -> bool:
         # It may have written its note, and then left, since the note was looked for.
-        return self._store.check([f"left/{rank}"]) and not self._store.check([key])
+        return self._has([f"left/{rank}"]) and not self._has([key])
+
+    def _has(self, keys: list[str]) -> bool:
+        try:
+            found: bool = self._store.check(keys)
+        except RuntimeError as error:
+            message = "The store of torch.distributed is gone, and with it the process that holds it."
+            advice = "it lives in rank 0, or in torchrun when that started the ranks"
+            raise RunError(Diagnostic("store-lost", message, help=advice)) from error
+        return found
 
     def _missing(self, absent: list[int], gone: list[int], moment: str) -> Diagnostic:
         if gone:
@@ -136,8 +145,12 @@ class Board:
             self._store.compare_set(_FAILED, "", note)
 
     def failure(self) -> tuple[int, str] | None:
-        """Return the rank that failed first and its text, or None."""
-        if not self._store.check([_FAILED]):
+        """Return the rank that failed first and its text, or None.
+
+        Raises:
+            RunError: The store is gone.
+        """
+        if not self._has([_FAILED]):
             return None
         note = json.loads(self._store.get(_FAILED))
         return note["rank"], note["text"]
@@ -150,7 +163,7 @@ class Board:
             patience: Seconds to give the other rank to publish it.
 
         Raises:
-            RunError: Another rank failed.
+            RunError: Another rank failed, or the store is gone.
         """
         end = time.monotonic() + patience
         while (failure := self.failure()) is None:

@@ -8,7 +8,6 @@ the same order before the first step; the two directions of a pair never wait fo
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import itertools
 import os
@@ -23,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
-from ppdsl.diagnostics import Diagnostic, RunError
+from ppdsl.diagnostics import CallError, Diagnostic, RunError
 from ppdsl.plan.messages import Message, MessagePlan, Send
 from ppdsl.runtime.board import Board
 from ppdsl.runtime.executor import Executor
@@ -58,14 +57,16 @@ class DistributedWorld:
         store = PrefixStore(f"ppdsl/{next(_numbers)}", _get_default_store())
         self.board = Board(store, self.rank, self.ranks, timeout)
         # Longer than ours, so that it is ppdsl that says what was awaited.
-        limit = timedelta(seconds=2 * timeout + 30)
-        self._group: Any = dist.new_group(list(range(self.ranks)), backend="gloo", timeout=limit)
-        self._limit = limit
+        self._limit = timedelta(seconds=2 * timeout + 30)
         self._pairs: dict[tuple[int, int], Any] = {}
-        self._watch = Watch(self.board, self._break)
+        # Weakly: a pipeline that nobody holds any more takes its thread with it.
+        self._watch = Watch(self.board, weakref.WeakMethod(self._break))
+        self._end = weakref.finalize(self, _end, self._watch, self.board)
         self._broken: str | None = None
         self._silent: set[int] = set()
-        atexit.register(_end, weakref.ref(self))
+        # A rank that does not come is named here; the group itself would only run into its time-out.
+        self.agree("the building of the pipeline", {})
+        self._group: Any = dist.new_group(list(range(self.ranks)), backend="gloo", timeout=self._limit)
 
     def ranks_for(self, keys: int, placement: Mapping[int | str, int] | None) -> int:
         """Return the number of processes."""
@@ -89,7 +90,9 @@ class DistributedWorld:
         self._check_usable()
         try:
             self.board.agree(moment, facts)
-        except RunError as error:
+        except CallError:
+            raise
+        except BaseException as error:
             self._stop(error)
             raise
 
@@ -180,8 +183,7 @@ class DistributedWorld:
             work.wait(timedelta(seconds=self._timeout))
         except RuntimeError as error:
             late = time.monotonic() - started >= self._timeout
-            # A rank that gives up closes its connections a moment before it has said why.
-            self.board.raise_failure(f"while waiting for rank {peer} ({text})", patience=0.0 if late else 0.1)
+            self._raise_published(f"while waiting for rank {peer} ({text})", patience=0.0 if late else 0.1)
             self._silent.add(peer)
             if late:
                 message = f"Rank {self.rank} waited {self._timeout:g} seconds for rank {peer} in vain ({text})."
@@ -189,6 +191,14 @@ class DistributedWorld:
                 raise RunError(Diagnostic("timed-out", message, help=advice)) from error
             message = f"Rank {peer} is gone without a word, while rank {self.rank} waited for it ({text})."
             raise RunError(Diagnostic("rank-lost", message)) from error
+
+    def _raise_published(self, waiting: str, patience: float) -> None:
+        """Raise what another rank has published; one that gives up closes its connections a moment before."""
+        try:
+            self.board.raise_failure(waiting, patience)
+        except RunError as error:
+            if error.diagnostics[0].code != "store-lost":
+                raise
 
     @property
     def staged(self) -> bool:
@@ -242,8 +252,7 @@ class DistributedWorld:
     def close(self) -> None:
         """Stop watching, and say that this process makes no more steps."""
         self._broken = self._broken or "It was closed."
-        self._watch.close()
-        self.board.leave()
+        self._end()
 
 
 class ProcessTransport:
@@ -314,10 +323,9 @@ class ProcessTransport:
         self._sending.clear()
 
 
-def _end(world: weakref.ref[DistributedWorld]) -> None:
-    alive = world()
-    if alive is not None:
-        alive.close()
+def _end(watch: Watch, board: Board) -> None:
+    watch.close()
+    board.leave()
 
 
 def _default_has_nccl() -> bool:

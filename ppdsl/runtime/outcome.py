@@ -33,8 +33,8 @@ class StepResult:
     """What a step or an evaluation gave.
 
     Attributes:
-        loss: The weighted sum of the micro-batches' losses, detached, the same number on every rank; None when nothing
-            computes a loss.
+        loss: The weighted sum of the micro-batches' losses, detached, on the CPU, the same number on every rank; None
+            when nothing computes a loss.
         losses: Each micro-batch's own loss, not weighted.
         outputs: The model's own output type for the whole batch, on the ranks that asked for it; otherwise None.
         timeline: Measured times of all ranks, when asked for.

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from ppdsl.diagnostics import RunError
 from ppdsl.runtime.board import Board
 
 __all__ = ["Watch"]
@@ -18,10 +19,10 @@ class Watch:
 
     Args:
         board: Where failures are published.
-        interrupt: Makes a pending wait of the main thread end.
+        interrupt: Gives the function that makes a pending wait of the main thread end; None when nobody waits any more.
     """
 
-    def __init__(self, board: Board, interrupt: Callable[[], None]) -> None:
+    def __init__(self, board: Board, interrupt: Callable[[], Callable[[], None] | None]) -> None:
         self._board = board
         self._interrupt = interrupt
         self._active = threading.Event()
@@ -46,13 +47,15 @@ class Watch:
                 if self._closed:
                     return
                 if self._active.is_set() and self._failed_elsewhere():
-                    self._interrupt()
+                    interrupt = self._interrupt()
+                    if interrupt is not None:
+                        interrupt()
                     return
 
     def _failed_elsewhere(self) -> bool:
         try:
             failure = self._board.failure()
-        except RuntimeError:
+        except RunError:
             # The store is gone, and with it the process that held it.
             return True
         return failure is not None and failure[0] != self._board.rank

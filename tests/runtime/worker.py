@@ -195,6 +195,12 @@ def place(stages: int) -> dict[int | str, int]:
     return {key: key % dist.get_world_size() for key in range(stages)}
 
 
+def crowded() -> None:
+    """Three stage keys on two ranks."""
+    case = CASES["chain"]
+    attempt(lambda: pipeline_of(case, case.model(), timeout=20.0))
+
+
 def different_models() -> None:
     case = CASES["chain"]
     model = case.model()

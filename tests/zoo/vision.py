@@ -46,7 +46,8 @@ def _densenet() -> nn.Module:
     # Fresh norms make every layer blind to the scale of the one before: gradients that are zero but for rounding.
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
-            nn.init.normal_(module.bias, std=0.3)
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias)
     return model
 
 
