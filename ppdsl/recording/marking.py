@@ -194,7 +194,7 @@ class MarkState:
                 )
 
     def _mark_frames(self) -> None:
-        frame = self._recorder.frame
+        frame = self._recorder.frames.current
         while frame is not None and not frame.marked:
             frame.marked = True
             frame = frame.parent

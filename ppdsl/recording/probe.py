@@ -12,8 +12,8 @@ from ppdsl.diagnostics import Diagnostic
 from ppdsl.recording import compat
 from ppdsl.recording.fakes import real_like
 from ppdsl.recording.findings import INNER_FILES, DataDependence, data_dependence, labels_of, unseen
-from ppdsl.recording.replay import slice_of
 from ppdsl.recording.naming import writes_in_place
+from ppdsl.recording.replay import slice_of
 from ppdsl.recording.structure import Unpacked, fill, unpack
 from ppdsl.recording.tape import Frame, Record, RecordKind, Value, ValueKind, meta_of
 from ppdsl.source import Place
@@ -35,7 +35,7 @@ def probe_call(
 ) -> Any:
     """Return fakes like the results of `func`, which has no fake kernel, or raise what is wrong with the call."""
     if isinstance(error, compat.SHAPE_ERRORS) and name not in _FIXED_RESULT:
-        raise data_dependence(name, recorder.place_now(), recorder.frame) from error
+        raise data_dependence(name, recorder.place_now(), recorder.frames.current) from error
     if writes_in_place(name):
         raise error
     tries = []
@@ -48,7 +48,7 @@ def probe_call(
         except Exception:
             raise error from None  # the call is wrong on real tensors too: the user's own error says it best
     if [meta_of(t) for t in tries[0].tensors] != [meta_of(t) for t in tries[1].tensors] or not tries[0].tensors:
-        raise data_dependence(name, recorder.place_now(), recorder.frame) from error
+        raise data_dependence(name, recorder.place_now(), recorder.frames.current) from error
     return fill(tries[0].template, [_fake_result(recorder, tensor) for tensor in tries[0].tensors])
 
 
@@ -66,7 +66,7 @@ def probe_frame(
     if frame.marked or frame.module is None:
         raise trouble from (None if trouble is error else error)
     _forget(recorder, frame)
-    tensors = [recorder.stand_ins.get(id(tensor), tensor) for tensor in frame.arguments.tensors]
+    tensors = [recorder.ledger.stand_in(tensor) for tensor in frame.arguments.tensors]
     results: list[Unpacked] = []
     for seed in (1, 2):
         with compat.without_dispatch_modes():
@@ -144,16 +144,16 @@ def _note(
     recorder.records.append(record)
     frame.parts.append(record)
     for index in changed:
-        recorder._write(record, tensors[index], False, False)
+        recorder.ledger.write(record, tensors[index], False, False)
     for value in written:
         fake = recorder.fakes.fakes[id(value.tensor)]
-        recorder._write(record, fake, False, False)
+        recorder.ledger.write(record, fake, False, False)
     fakes = []
     for tensor, path in zip(result.tensors, result.paths, strict=True):
         fake = _fake_result(recorder, tensor)
         value = Value(ValueKind.RESULT, meta_of(tensor), frame.name, record=record.index, path=path)
         record.outputs.append((path, value))
-        recorder._track(fake, value)
+        recorder.ledger.track(fake, value)
         fakes.append(fake)
     return fill(result.template, fakes)
 
@@ -164,10 +164,10 @@ def _forget(recorder: Any, frame: Frame) -> None:
     del recorder.records[start:]
     frame.parts.clear()
     frame.attributes.clear()
-    for key, value in list(recorder.current.items()):
+    for key, value in list(recorder.ledger.current.items()):
         while value.record >= start and value.before is not None:
             value = value.before
-        recorder.current[key] = value
+        recorder.ledger.current[key] = value
 
 
 def _real_of(recorder: Any, value: Value, tensor: torch.Tensor, seed: int) -> torch.Tensor:
@@ -245,10 +245,10 @@ class _RealState:
         for module, before in self._attributes:
             for name, value in list(module.__dict__.items()):
                 if isinstance(value, torch.Tensor) and before.get(name) is not value:
-                    self._recorder.poisoned[id(value)] = (
+                    self._recorder.ledger.poisoned[id(value)] = (
                         f"attribute `{name}`, which a module set while it was tried on random tensors"
                     )
-                    self._recorder.alive.append(value)
+                    self._recorder.ledger.alive.append(value)
 
 
 @contextmanager
@@ -263,4 +263,3 @@ def _real_state(recorder: Any, module: torch.nn.Module, seed: int) -> Iterator[_
         finally:
             recorder.substituting = True
             state.leave()
-

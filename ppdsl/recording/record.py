@@ -229,7 +229,7 @@ class _Session:
         self.output_names = tuple(_path_text(path) for path in output.paths)
         self.spans, self.aliases = recorder.marking.spans, fakes.aliases
         return Tape(
-            recorder.records, recorder.root, recorder.inputs, unpack(None), values, loss, tuple(recorder.marking.optional),
+            recorder.records, recorder.frames.root, recorder.inputs, unpack(None), values, loss, tuple(recorder.marking.optional),
             tuple(self.messages),
         )  # fmt: skip
 
@@ -242,12 +242,16 @@ class _Session:
                     Diagnostic(
                         "no-tensor-output",
                         f"forward of {type(self.model).__name__} returns {_what(output)}, which holds "
-                        + ("no tensor." if hider is None else f"tensors inside {_what(hider)}, where they cannot be replaced."),
+                        + (
+                            "no tensor."
+                            if hider is None
+                            else f"tensors inside {_what(hider)}, where they cannot be replaced."
+                        ),
                         (),
                         "return a tensor, or a tuple, list, dict, dataclass or named tuple of tensors",
                     )
                 )
-            return parts, tuple(recorder.value_of(recorder.stand_ins.get(id(t), t)) for t in parts.tensors)
+            return parts, tuple(recorder.ledger.value_of(recorder.ledger.stand_in(t)) for t in parts.tensors)
 
     def _loss_value(self, recorder: Recorder, output: Unpacked, values: tuple[Value, ...], result: Any) -> Value | None:
         if self.loss is not None:
@@ -260,7 +264,7 @@ class _Session:
                         "reduce it, for example with .mean()",
                     )
                 )
-            return recorder.value_of(recorder.stand_ins.get(id(result), result))
+            return recorder.ledger.value_of(recorder.ledger.stand_in(result))
         for path, value in zip(output.paths, values, strict=True):
             if value.meta.shape == () and value.meta.dtype.startswith(("float", "bfloat")):
                 if path == () or (len(path) == 1 and path[0][1] == "loss"):

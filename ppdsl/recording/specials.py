@@ -54,7 +54,7 @@ def used_elsewhere(recorder: Any, spied: dict[int, Any], values: tuple[Value, ..
     given = set(map(id, values))
     found: dict[int, Value] = {}
     for key in spied:
-        value = recorder.current.get(key)
+        value = recorder.ledger.current.get(key)
         if value is None or id(value) in given or value.kind is ValueKind.CONSTANT:
             continue
         if origin(value).kind in (ValueKind.PARAMETER, ValueKind.BUFFER):
@@ -76,8 +76,8 @@ def _one_call(
 ) -> Any:
     with compat.no_torch_function():
         parts = unpack((args, kwargs))
-        tensors = [recorder.stand_ins.get(id(tensor), tensor) for tensor in parts.tensors]
-        values = tuple(recorder.value_of(tensor) for tensor in tensors)
+        tensors = [recorder.ledger.stand_in(tensor) for tensor in parts.tensors]
+        values = tuple(recorder.ledger.value_of(tensor) for tensor in tensors)
         versions = [compat.version_of(tensor) for tensor in tensors]
     recorder.meter.reset()
     with recorder.quiet() as spied:
@@ -85,12 +85,12 @@ def _one_call(
     with compat.no_torch_function():
         written = [i for i, tensor in enumerate(tensors) if compat.version_of(tensor) != versions[i]]
         parameters = used_elsewhere(recorder, spied, values, name)
-        return recorder._note(target, name, parts, values, tensors, written, result, parameters)
+        return recorder.note(target, name, parts, values, tensors, written, result, parameters)
 
 
 def _checkpoint(recorder: Any, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Treat `checkpoint(function, ...)` like a module's call: kept whole where one stage holds all of it."""
-    frame = recorder._open(None, "checkpoint", args, kwargs)
+    frame = recorder.frames.open(None, "checkpoint", args, kwargs)
     frame.function = target
     inner = {key: value for key, value in kwargs.items() if key not in _CHECKPOINT_OPTIONS}
-    return recorder._inside(frame, lambda function, *rest, **_: function(*rest, **inner), args, kwargs)
+    return recorder.frames.inside(frame, lambda function, *rest, **_: function(*rest, **inner), args, kwargs)

@@ -30,9 +30,9 @@ def python_of_constant(recorder: Any, func: Any, name: str, args: Any, kwargs: A
             other_args, other_kwargs = fill(parts.template, tensors)
             other = func(*other_args, **other_kwargs)
         except (_NotUniform, LookupError):
-            raise data_dependence(name, recorder.place_now(), recorder.frame, True) from None
+            raise data_dependence(name, recorder.place_now(), recorder.frames.current, True) from None
         if other != result:
-            raise data_dependence(name, recorder.place_now(), recorder.frame, True)
+            raise data_dependence(name, recorder.place_now(), recorder.frames.current, True)
     return result
 
 
@@ -52,8 +52,8 @@ def python_of_input(recorder: Any, func: Any, name: str, parts: Unpacked, values
     with compat.without_dispatch_modes():
         result = func(*args, **kwargs)
     if any(value.random for value in values) or not _guardable(result):
-        raise data_dependence(name, place, recorder.frame, any(value.random for value in values))
-    record = recorder._append(RecordKind.GUARD, func, parts.template, values)
+        raise data_dependence(name, place, recorder.frames.current, any(value.random for value in values))
+    record = recorder.append(RecordKind.GUARD, func, parts.template, values)
     record.expected = result
     record.effect = True
     return result
@@ -62,16 +62,18 @@ def python_of_input(recorder: Any, func: Any, name: str, parts: Unpacked, values
 def shape_of_input(recorder: Any, func: Any, parts: Unpacked, values: tuple[Value, ...]) -> Any:
     """Return fakes for a result whose shape depends on the numbers in the inputs; the shape is guarded."""
     if any(value.random for value in values):
-        raise data_dependence(getattr(func, "__name__", "a call"), recorder.place_now(), recorder.frame, True)
+        raise data_dependence(getattr(func, "__name__", "a call"), recorder.place_now(), recorder.frames.current, True)
     try:
         tensors = slice_of(recorder.records, values).run(recorder.examples)
     except LookupError:
-        raise data_dependence(getattr(func, "__name__", "a call"), recorder.place_now(), recorder.frame) from None
+        raise data_dependence(
+            getattr(func, "__name__", "a call"), recorder.place_now(), recorder.frames.current
+        ) from None
     args, kwargs = fill(parts.template, tensors)
     with compat.without_dispatch_modes():
         result = func(*args, **kwargs)
     outs = unpack_like(result)
-    record = recorder._append(RecordKind.GUARD, ShapesOf(func), parts.template, values)
+    record = recorder.append(RecordKind.GUARD, ShapesOf(func), parts.template, values)
     record.expected = [tuple(tensor.shape) for tensor in outs.tensors]
     record.effect = True
     return fill(outs.template, [recorder.fakes.fake_of(tensor) for tensor in outs.tensors])

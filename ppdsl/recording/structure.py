@@ -20,7 +20,18 @@ import torch
 
 from ppdsl.recording import compat
 
-__all__ = ["Hole", "Path", "Template", "Unpacked", "fill", "hides_tensor", "holds_iterator", "pick", "same_shape_of", "unpack"]
+__all__ = [
+    "Hole",
+    "Path",
+    "Template",
+    "Unpacked",
+    "fill",
+    "hides_tensor",
+    "holds_iterator",
+    "pick",
+    "same_shape_of",
+    "unpack",
+]
 
 # How to reach a leaf from the root: ("item", key) for x[key], ("attr", name) for x.name, ("node", i) for the children
 # of a pytree.

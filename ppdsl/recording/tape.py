@@ -15,7 +15,19 @@ from ppdsl.recording import compat
 from ppdsl.recording.structure import Path, Template, Unpacked
 from ppdsl.source import Place
 
-__all__ = ["Ambient", "Frame", "Message", "Record", "RecordKind", "Tape", "Value", "ValueKind", "ambient_now", "meta_of", "origin"]
+__all__ = [
+    "Ambient",
+    "Frame",
+    "Message",
+    "Record",
+    "RecordKind",
+    "Tape",
+    "Value",
+    "ValueKind",
+    "ambient_now",
+    "meta_of",
+    "origin",
+]
 
 
 class ValueKind(StrEnum):
@@ -71,7 +83,9 @@ def origin(value: Value) -> Value:
 def meta_of(tensor: torch.Tensor) -> TensorMeta:
     """Return shape, dtype, strides and requires_grad of a tensor."""
     stride = tensor.stride() if tensor.layout == torch.strided else ()
-    return TensorMeta(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tuple(stride), tensor.requires_grad)
+    return TensorMeta(
+        tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tuple(stride), tensor.requires_grad
+    )
 
 
 @dataclass(frozen=True, slots=True)

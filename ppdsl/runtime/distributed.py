@@ -193,7 +193,11 @@ class DistributedWorld:
             raise RunError(Diagnostic("rank-lost", message)) from error
 
     def _raise_published(self, waiting: str, patience: float) -> None:
-        """Raise what another rank has published; one that gives up closes its connections a moment before."""
+        """Raise what another rank has published; one that gives up closes its connections a moment before.
+
+        Raises:
+            RunError: There is something.
+        """
         try:
             self.board.raise_failure(waiting, patience)
         except RunError as error:

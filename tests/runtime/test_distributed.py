@@ -39,8 +39,8 @@ def test_more_stages_than_ranks_are_refused_on_every_rank(two: Finished) -> None
     for rank in range(2):
         text = said(two, rank, "crowded")
         assert text.startswith(
-            "GraphError: error[more-stages-than-ranks]: The model has 3 stages, but there are 2 ranks, and no placement "
-            "says who shares one."
+            "GraphError: error[more-stages-than-ranks]: The model has 3 stages, but there are 2 ranks, and no "
+            "placement says who shares one."
         )
         assert text.endswith("help: run on 3 ranks, or give a placement such as placement={0: 0, 1: 1, 2: 0}")
 
