@@ -47,10 +47,10 @@ def batches(steps, rows):
     chance = torch.Generator().manual_seed(1)
     for _ in range(steps):
         x = torch.randn(rows, 8, generator=chance, dtype=torch.float64)
-        yield x, torch.where(x[:, 0] > 0, x[:, 2].sin(), x[:, 3]) * torch.where(x[:, 1] > 0, 1.0, -1.0)
+        yield x, torch.where(x[:, 0] > 0, x[:, 2], x[:, 3]).tanh() + torch.where(x[:, 1] > 0, x[:, 4], x[:, 5]).tanh()
 
 
-def make(rows=4, width=16, hidden=64):
+def make(rows=8, width=16, hidden=64):
     """The model and one micro-batch."""
     torch.manual_seed(0)
     ((x, y),) = batches(1, rows)
@@ -65,10 +65,10 @@ def placement(ranks):
 
 
 def train(ranks=len(KEYS), steps=5, microbatches=8):
-    pipe = pp.pipeline(**make(rows=4), microbatches=microbatches, placement=placement(ranks))
+    pipe = pp.pipeline(**make(rows=8), microbatches=microbatches, placement=placement(ranks))
     optimizer = torch.optim.AdamW(pipe.parameters(), lr=1e-2)
     losses = []
-    for x, y in batches(steps, rows=4 * microbatches):
+    for x, y in batches(steps, rows=8 * microbatches):
         result = pipe.step(x, targets=y)
         optimizer.step()
         optimizer.zero_grad()

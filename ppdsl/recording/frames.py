@@ -56,6 +56,7 @@ class Frames:
             return self.inside(frame, functools.partial(original, module), args, kwargs)
 
     def open(self, module: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
+        """Begin a frame for a call with these arguments."""
         with compat.no_torch_function():
             arguments = unpack((args, kwargs))
             values = tuple(self._ledger.value_of(self._ledger.stand_in(t)) for t in arguments.tensors)
@@ -78,6 +79,7 @@ class Frames:
         return frame
 
     def inside(self, frame: Frame, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the call in its frame; where fakes do not get through, on real tensors alone. Then close the frame."""
         before = fingerprint((args, kwargs))
         try:
             try:

@@ -71,16 +71,19 @@ class Ledger:
         return value
 
     def track(self, tensor: torch.Tensor, value: Value) -> None:
+        """Note what a tensor holds, and keep it alive."""
         self.current[id(tensor)] = value
         self.alive.append(tensor)
         self.remember_storage(tensor)
 
     def remember_storage(self, tensor: torch.Tensor) -> None:
+        """Note whose memory a tensor shares."""
         key = compat.same_storage_key(tensor)
         if key is not None:
             self._storages.setdefault(key, []).append(tensor)
 
     def base(self, tensor: torch.Tensor, arguments: Sequence[torch.Tensor]) -> Value | None:
+        """Return the value whose memory a new tensor shares, an argument of the call first."""
         key = compat.same_storage_key(tensor)
         if key is not None:
             for argument in arguments:
@@ -110,7 +113,8 @@ class Ledger:
             record.writes.insert(0, (before, after)) if other is tensor else record.writes.append((before, after))
             self.current[id(other)] = after
 
-    def before_write(self, tensors: list[torch.Tensor], args: Any, kwargs: Any, fake: bool) -> None:
+    def before_write(self, args: Any, kwargs: Any, *, fake: bool) -> None:
+        """Prepare for a call that writes: keep a copy of a real tensor, or let a fake stand for it."""
         targets = list(unpack(kwargs["out"]).tensors) if "out" in kwargs else list(unpack(args[:1]).tensors)
         for target in targets:
             target = self.stand_in(target)

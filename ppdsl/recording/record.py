@@ -229,9 +229,15 @@ class _Session:
         self.output_names = tuple(_path_text(path) for path in output.paths)
         self.spans, self.aliases = recorder.marking.spans, fakes.aliases
         return Tape(
-            recorder.records, recorder.frames.root, recorder.inputs, unpack(None), values, loss, tuple(recorder.marking.optional),
+            recorder.records,
+            recorder.frames.root,
+            recorder.inputs,
+            unpack(None),
+            values,
+            loss,
+            tuple(recorder.marking.optional),
             tuple(self.messages),
-        )  # fmt: skip
+        )
 
     def _note_output(self, recorder: Recorder, output: Any) -> tuple[Unpacked, tuple[Value, ...]]:
         with compat.no_torch_function():
@@ -266,9 +272,9 @@ class _Session:
                 )
             return recorder.ledger.value_of(recorder.ledger.stand_in(result))
         for path, value in zip(output.paths, values, strict=True):
-            if value.meta.shape == () and value.meta.dtype.startswith(("float", "bfloat")):
-                if path == () or (len(path) == 1 and path[0][1] == "loss"):
-                    return value
+            scalar = value.meta.shape == () and value.meta.dtype.startswith(("float", "bfloat"))
+            if scalar and (path == () or (len(path) == 1 and path[0][1] == "loss")):
+                return value
         return None
 
 

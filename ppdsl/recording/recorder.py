@@ -153,7 +153,7 @@ class Recorder(TorchFunctionMode):
         tensors = [self.ledger.stand_in(t) for t in parts.tensors]
         fake = any(map(compat.is_fake, tensors))
         if writes_in_place(name) or "out" in kwargs:
-            self.ledger.before_write(tensors, args, kwargs, fake)
+            self.ledger.before_write(args, kwargs, fake=fake)
             tensors = [self.ledger.stand_in(t) for t in tensors]
         values = tuple(self.ledger.value_of(tensor) for tensor in tensors)
         if any(a is not b for a, b in zip(tensors, parts.tensors, strict=True)):
