@@ -38,7 +38,7 @@ class GPT(nn.Module):
         self.embed, self.position = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
-        nn.init.normal_(self.embed.weight, std=0.1)
+        nn.init.normal_(self.embed.weight, std=0.3)
         self.head.weight = self.embed.weight  # one matrix, used in the first and in the last stage
 
     def forward(self, tokens):

@@ -38,7 +38,7 @@ def make(rows=2):
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=WORDS, n_positions=LENGTH, n_embd=16, n_layer=8, n_head=2, use_cache=False,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM",
     )  # fmt: skip
     model = GPT2LMHeadModel(config).double()
     mark(model)
