@@ -8,7 +8,7 @@ from typing import Any
 
 from ppdsl.annotate import Key
 from ppdsl.recording.findings import error_at
-from ppdsl.recording.structure import Path, Template
+from ppdsl.recording.structure import Path, Template, fill
 from ppdsl.recording.tape import Ambient, Frame, Record, RecordKind, Tape, Value, ValueKind, origin
 from ppdsl.source import Place
 
@@ -136,10 +136,9 @@ def _take_record(record: Record, result: Collapsed) -> None:
         result.replaced[id(value)] = record.inputs[0]
         return
     attribute = record.kind is RecordKind.ATTRIBUTE
-    name = record.target[1] if attribute else getattr(record.target, "__name__", type(record.target).__name__)
     item = Item(
         record.index, record.target, record.template, record.inputs, record.outputs, record.stage, record.ambient,
-        record.place, name, writes=record.writes, attribute_write=attribute, effect=record.effect, random=record.random,
+        record.place, _name_of(record), writes=record.writes, attribute_write=attribute, effect=record.effect, random=record.random,
         flops=record.flops, record=record,
     )  # fmt: skip
     item.parameters = tuple(v for v in record.parameters if origin(v).kind is ValueKind.PARAMETER)
@@ -147,6 +146,15 @@ def _take_record(record: Record, result: Collapsed) -> None:
     if record.effect and not attribute and not record.writes:
         item.stage = None  # a hook on a tensor belongs to the stage that made the tensor
     result.items.append(item)
+
+
+def _name_of(record: Record) -> str:
+    if record.kind is RecordKind.ATTRIBUTE:
+        return str(record.target[1])
+    if record.target is getattr:
+        (_, attribute), _ = fill(record.template, [None])
+        return str(attribute)
+    return getattr(record.target, "__name__", type(record.target).__name__)
 
 
 def _last_uses(tape: Tape) -> dict[int, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import keyword
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -339,4 +341,8 @@ def _in_torch(target: Any, name: str | None) -> bool:
 
 def _identifier(name: str) -> str:
     text = "".join(c if c.isalnum() else "_" for c in name).strip("_") or "value"
-    return f"_{text}" if text[0].isdigit() else text
+    if text[0].isdigit():
+        return f"_{text}"
+    # The generated code calls builtins itself (`getattr(self.layers, "0")`), and these names may not hide them.
+    taken = keyword.iskeyword(text) or hasattr(builtins, text) or text in ("self", "torch")
+    return f"{text}_" if taken else text
