@@ -2,7 +2,7 @@
 
 python examples/06_huggingface.py                                          one process, four virtual ranks
 torchrun --standalone --nproc-per-node 4 examples/06_huggingface.py        four processes
-ppdsl graph --model examples/06_huggingface.py:make                        GPT-2 as four stages
+ppdsl graph --model examples/06_huggingface.py:make                        Llama as four stages
 
 Needs transformers: pip install 'ppdsl[models]'
 """
@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import ppdsl as pp
 
@@ -22,7 +22,7 @@ STAGES, WORDS, LENGTH = 4, 24, 12
 def mark(model):
     """From the call of every second block on, a new stage begins; what comes before is stage 0."""
     for stage in range(1, STAGES):
-        pp.begin(model.transformer.h[2 * stage], stage)
+        pp.begin(model.model.layers[2 * stage], stage)
 
 
 def batches(steps, rows):
@@ -36,11 +36,11 @@ def batches(steps, rows):
 def make(rows=2):
     """The model and one micro-batch; the loss is in the model's own output."""
     torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=WORDS, n_positions=LENGTH, n_embd=16, n_layer=8, n_head=2, use_cache=False,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM",
+    config = LlamaConfig(
+        vocab_size=WORDS, max_position_embeddings=LENGTH, hidden_size=16, intermediate_size=32, num_hidden_layers=8,
+        num_attention_heads=4, num_key_value_heads=2, bos_token_id=0, eos_token_id=0, use_cache=False,
     )  # fmt: skip
-    model = GPT2LMHeadModel(config).double()
+    model = LlamaForCausalLM(config).double()
     mark(model)
     (tokens,) = batches(1, rows)
     return {"model": model, "args": (), "kwargs": {"input_ids": tokens, "labels": tokens}}

@@ -10,6 +10,7 @@ import torch
 from ppdsl.diagnostics import Diagnostic, Label
 from ppdsl.graph.ir import Edge, InputRoute, OutputRoute, Stage, StageGraph, Tie
 from ppdsl.recording.checks import check_borders, check_open_frames, warnings_of
+from ppdsl.recording.claims import claim_parameters
 from ppdsl.recording.items import Collapsed, Item, collapse
 from ppdsl.recording.programs import Result, Source, SourceKind, StageProgram, build_module
 from ppdsl.recording.routes import Routes
@@ -60,12 +61,13 @@ def build(
     programs = []
     stages = []
     consumers: dict[int, set[int]] = {}
+    items_of_visits = [routes.items_of(visit) for visit in visits]
+    claims = claim_parameters(items_of_visits, routes, aliases)
     for index, visit in enumerate(visits):
         exports, described = results[index]
         name = f"Stage_{index}"
         module, arguments = build_module(visit, routes, exports, tape.root.ambient, name, names)
-        items = routes.items_of(visit)
-        parameters = _parameters(items, routes)
+        items, parameters = items_of_visits[index], claims[index]
         sources = tuple(_source(value, edge_of) for value in arguments)
         for source in sources:
             if source.kind is SourceKind.INPUT:
@@ -145,16 +147,6 @@ def _source(value: Value, edge_of: dict[int, int]) -> Source:
 def _home(value: Value, routes: Routes, position: dict[int, int], count: int) -> int:
     home = routes.home(value)
     return count - 1 if home is None else position[id(home)]
-
-
-def _parameters(items: list[Item], routes: Routes) -> tuple[tuple[str, torch.nn.Parameter], ...]:
-    found: dict[str, Any] = {}
-    for item in items:
-        for value in (*item.parameters, *map(routes.resolve, item.inputs)):
-            start = origin(value)
-            if start.kind is ValueKind.PARAMETER:
-                found[start.name] = start.tensor
-    return tuple(found.items())
 
 
 def _modules(items: list[Item]) -> tuple[tuple[str, torch.nn.Module], ...]:

@@ -34,7 +34,13 @@ class Item:
         parameters: Parameters it uses by itself.
         buffers_read, buffers_written: Buffers and tensor attributes it touches by itself.
         stage: The stage mark, or None when it floats.
-        guard: What its result must be, when it is a guard.
+        attribute_write: It sets an attribute of a module.
+        effect: It must run even if nobody uses its result.
+        random: It draws random numbers.
+        is_module: It is a call of a module (or of `checkpoint`) that stays whole.
+        volatile: Numbers decide which way it takes inside, so that another micro-batch may use other parameters.
+        flops: Floating-point operations.
+        record: The record it stands for, when it is no whole call.
     """
 
     order: int
@@ -56,6 +62,7 @@ class Item:
     effect: bool = False
     random: bool = False
     is_module: bool = False
+    volatile: bool = False
     flops: int = 0
     record: Record | None = None
 
@@ -138,8 +145,8 @@ def _take_record(record: Record, result: Collapsed) -> None:
     attribute = record.kind is RecordKind.ATTRIBUTE
     item = Item(
         record.index, record.target, record.template, record.inputs, record.outputs, record.stage, record.ambient,
-        record.place, _name_of(record), writes=record.writes, attribute_write=attribute, effect=record.effect, random=record.random,
-        flops=record.flops, record=record,
+        record.place, _name_of(record), writes=record.writes, attribute_write=attribute, effect=record.effect,
+        random=record.random, flops=record.flops, record=record,
     )  # fmt: skip
     item.parameters = tuple(v for v in record.parameters if origin(v).kind is ValueKind.PARAMETER)
     item.buffers_read = tuple(v for v in record.parameters if origin(v).kind is ValueKind.BUFFER)
@@ -252,9 +259,14 @@ def _whole(frame: Frame, tape: Tape, uses: dict[int, int]) -> Item:
     item.writes = list(_outer_writes(records, frame))
     touched = [v for record in records for v in (*record.inputs, *record.parameters)]
     item.parameters = _distinct(v for v in touched if origin(v).kind is ValueKind.PARAMETER)
+    item.volatile = any(r.kind in (RecordKind.GUARD, RecordKind.MODULE) for r in records) or _drew(frame)
     item.buffers_read = _distinct(v for v in touched if _is_state(v))
     item.buffers_written = _distinct(before for record in records for before, _ in record.writes if _is_state(before))
     return item
+
+
+def _drew(frame: Frame) -> bool:
+    return frame.drew or any(_drew(part) for part in frame.parts if isinstance(part, Frame))
 
 
 def _outputs(paths: tuple[Path, ...], values: tuple[Value, ...]) -> list[tuple[Path, Value]]:

@@ -22,6 +22,7 @@ class Doubling:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model, self.change = model, lambda value: value
+        self.strides: list[tuple[int, ...]] = []
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (self.change(self.model(x)),)
@@ -31,7 +32,12 @@ def two_stages() -> tuple[HandMade, Doubling, torch.Tensor]:
     model = torch.nn.Linear(3, 3)
     first = Doubling(model)
     x = torch.randn(2, 3)
-    parts = [Part(0, first, ["x"], ["h"], ["weight", "bias"]), Part("head", lambda h: (h.sum(),), ["h"], ["loss"])]
+
+    def head(h: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first.strides.append(h.stride())
+        return (h.sum(),)
+
+    parts = [Part(0, first, ["x"], ["h"], ["weight", "bias"]), Part("head", head, ["h"], ["loss"])]
     return hand_made(model, parts, {"x": x}, loss="loss"), first, x
 
 
@@ -86,6 +92,7 @@ def test_another_layout_is_put_right_instead_of_refused() -> None:
     run(recording, x)
     for parameter, gradient in zip(recording.model.parameters(), expected, strict=True):
         assert torch.equal(parameter.grad, gradient)
+    assert set(first.strides) == {(3, 1)}
 
 
 def test_an_error_of_the_users_names_rank_stage_micro_batch_and_line() -> None:

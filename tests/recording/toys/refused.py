@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
