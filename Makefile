@@ -5,6 +5,7 @@ PYTEST_ARGS ?=
 
 environment := $(PYTHON) .ci/environment.py
 current     := $(environment) current
+vision      := $(environment) vision
 xla         := $(environment) xla
 
 # One thread for each process: several processes share the machine, and sums are the same on every machine.
@@ -16,7 +17,7 @@ one_xla := PJRT_DEVICE=CPU CPU_NUM_DEVICES=4 XLA_THREAD_POOL_SIZE=16 $(threads)
 xla_tests = $(sort $(shell grep -rlE 'mark\.xla' tests --include='test_*.py' 2>/dev/null))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-current test-xla test-fast check lint format types layers docs-check bench models wheel clean
+.PHONY: help demo test test-current test-vision test-xla test-fast check lint format types layers docs-check bench models wheel clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -27,12 +28,17 @@ demo:  ## train a small model with a skip connection in one process; draw its gr
 test:  ## run all tests on the current torch, then on torch 2.9 with torch_xla
 	@status=0; \
 	$(MAKE) --no-print-directory test-current || status=1; \
+	$(MAKE) --no-print-directory test-vision || status=1; \
 	$(MAKE) --no-print-directory test-xla || status=1; \
 	exit $$status
 
 test-current:  ## run the tests on the current torch only
 	@echo "== tests, current torch"
 	@$(threads) $(current) $(pytest) $(PYTEST_ARGS)
+
+test-vision:  ## run the models of timm and torchvision on the current torch only
+	@echo "== models of timm and torchvision, current torch"
+	@$(threads) $(vision) python -m pytest -n 2 -m zoo tests/zoo $(PYTEST_ARGS)
 
 test-xla:  ## run the tests on torch 2.9 with torch_xla only
 	@echo "== tests, torch 2.9"

@@ -31,11 +31,11 @@ class Translator(nn.Module):
 
     def forward(self, source, written):
         with pp.stage("encoder 0"):
-            padding = source.eq(PAD)  # goes to all four stages; a bool carries no gradient back
+            padding = source.eq(PAD)  # cheap: each of the four stages gets `source` and makes its own
             memory = self.encoder[0](self.read(source) + self.position, src_key_padding_mask=padding)
         with pp.stage("encoder 1"):
             memory = self.encoder[1](memory, src_key_padding_mask=padding)
-        with pp.stage("decoder 0"):  # `written` is used here only, so it is given to this stage's rank only
+        with pp.stage("decoder 0"):  # `written` enters here, and only this stage's rank needs it
             later = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=written.device).triu(1)
             x = self.write(written) + self.position
             x = self.decoder[0](x, memory, tgt_mask=later, memory_key_padding_mask=padding)

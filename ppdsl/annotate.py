@@ -122,6 +122,7 @@ class stage:  # noqa: N801 - used as a context manager and a decorator, like con
 
     def __call__(self, function: _F) -> _F:
         """Return `function`, which then runs inside this stage whenever it is called."""
+
         @functools.wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
             with self:

@@ -62,15 +62,16 @@ class Pick(_Named):
 
 
 class Captured(_Named):
-    """A tensor of the user's that belongs to no module, by reference."""
+    """A tensor of the user's that belongs to no module, by reference; one that forward makes anew, as a copy."""
 
-    def __init__(self, tensor: torch.Tensor, name: str) -> None:
+    def __init__(self, tensor: torch.Tensor, name: str, *, fresh: bool = False) -> None:
         super().__init__(name)
         self.tensor = tensor
+        self.fresh = fresh
 
     def __call__(self) -> torch.Tensor:
-        """Return the tensor itself."""
-        return self.tensor
+        """Return the tensor itself, or a copy that may be written."""
+        return self.tensor.detach().clone().requires_grad_(self.tensor.requires_grad) if self.fresh else self.tensor
 
 
 class ReadAttribute(_Named):
@@ -124,6 +125,9 @@ class EnterAmbient(_Named):
         for device_type in dict(base.autocast):
             if device_type not in dict(now.autocast):
                 stack.enter_context(torch.autocast(device_type, enabled=False))
+        if now.dtype != base.dtype:
+            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+            torch.set_default_dtype(now.dtype)
         if now.attention != base.attention:
             stack.enter_context(_attention(now.attention))
         _open.append(stack)

@@ -92,6 +92,7 @@ def _items_apart(a: Item, b: Item, left: _Numbered, right: _Numbered) -> str | N
         if one.kind is ValueKind.CONSTANT and other.kind is ValueKind.CONSTANT and one.before is other.before is None:
             if not _same_constant(one, other):
                 return f"a constant tensor of {a.name}"
+            one.fresh = other.fresh = one.tensor is not other.tensor
         elif left.of(one) != right.of(other):
             return f"what goes into {a.name}"
     results = [[(path, value.meta) for path, value in item.outputs] for item in (a, b)]

@@ -29,6 +29,8 @@ Taken: TypeAlias = tuple[str, tuple[Any, ...], list[Any], list[tuple[str, Any]],
 def children_of(value: Any) -> Taken | None:
     """Return how to take `value` apart, or None for a value that is no container."""
     kind = type(value)
+    if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+        return _array(value)
     if kind is tuple or kind is list:
         return "sequence", (), list(value), [("item", i) for i in range(len(value))], kind
     if kind is dict or kind is OrderedDict:
@@ -62,6 +64,12 @@ def children_of(value: Any) -> Taken | None:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _dataclass(value)
     return _object(value)
+
+
+def _array(value: Any) -> Taken:
+    """A numpy array, as it is now: code may write it later, and a tensor made of it may share its memory."""
+    content = value.copy()
+    return "array", (content.dtype.str, content.shape, content.tobytes()), [], [], lambda new: content.copy()
 
 
 def _tuple_like(value: Any) -> Taken:

@@ -79,6 +79,9 @@ class FakeState:
                     fake.__dict__[name] = attribute
         elif tensor.requires_grad and not fake.requires_grad:
             fake.requires_grad_()
+            if not tensor.is_leaf:  # such a tensor may be written in place
+                with torch.enable_grad():
+                    fake = fake.clone()
         return fake
 
     def enter(self) -> None:

@@ -13,7 +13,7 @@ from ppdsl.recording.findings import DataDependence, data_dependence
 from ppdsl.recording.ledger import Ledger
 from ppdsl.recording.objects import container_ids, fingerprint, rebuildable
 from ppdsl.recording.probe import probe_frame
-from ppdsl.recording.structure import fill, holds_iterator, unpack
+from ppdsl.recording.structure import fill, held_tensors, hides_tensor, holds_iterator, unpack
 from ppdsl.recording.tape import Frame, RecordKind, Value, ValueKind, ambient_now, meta_of
 
 __all__ = ["Frames"]
@@ -74,9 +74,22 @@ class Frames:
         )
         if holds_iterator((args, kwargs)):
             frame.keep_open = "an argument is an iterator, which can be read only once"
+        elif hides_tensor(arguments.template) is not None:
+            frame.keep_open = "a function or an object among its arguments holds a tensor of its own"
+        self._note_held(frame)
         self.current.parts.append(frame)
         self.current = frame
         return frame
+
+    def _note_held(self, frame: Frame) -> None:
+        """Note what the module reaches without being given it: such a way ends at the recorded tensor."""
+        if frame.module is None:
+            return
+        held = {id(self._ledger.current[id(t)]) for t in held_tensors(frame.module) if id(t) in self._ledger.current}
+        inner: Frame | None = frame
+        while held and inner is not None:
+            inner.held |= held
+            inner = inner.parent
 
     def inside(self, frame: Frame, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the call in its frame; where fakes do not get through, on real tensors alone. Then close the frame."""

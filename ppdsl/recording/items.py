@@ -9,7 +9,7 @@ from typing import Any
 from ppdsl.annotate import Key
 from ppdsl.recording.findings import error_at
 from ppdsl.recording.structure import Path, Template, fill
-from ppdsl.recording.tape import Ambient, Frame, Record, RecordKind, Tape, Value, ValueKind, origin
+from ppdsl.recording.tape import Ambient, Frame, Record, RecordKind, Tape, Value, ValueKind, memory_of, origin
 from ppdsl.source import Place
 
 __all__ = ["Item", "collapse"]
@@ -192,8 +192,12 @@ def _why_open(frame: Frame, tape: Tape, uses: dict[int, int]) -> str | None:
     given = set(map(id, frame.inputs))
     for record in records:
         for value in record.inputs:
-            if value.record < frame.start and id(value) not in given and not _by_itself(value):
+            if value.record >= frame.start or _by_itself(value):
+                continue
+            if id(value) not in given:
                 return "it uses a tensor that is not among its arguments"
+            if id(value) in frame.held:
+                return "it may reach an argument by a way of its own"
     return _why_leaks(frame, records, given, uses)
 
 
@@ -227,15 +231,8 @@ def _before_frame(value: Value, frame: Frame) -> Value | None:
 
 def _shares_given(value: Value, frame: Frame) -> bool:
     """Whether the value shares memory with an argument (a view of it, or what it is a view of)."""
-    roots = {id(_memory(given)) for given in frame.inputs}
-    return id(_memory(value)) in roots
-
-
-def _memory(value: Value) -> Value:
-    value = origin(value)
-    while value.base is not None:
-        value = origin(value.base)
-    return value
+    roots = {id(memory_of(given)) for given in frame.inputs}
+    return id(memory_of(value)) in roots
 
 
 def _whole(frame: Frame, tape: Tape, uses: dict[int, int]) -> Item:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
-import keyword
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +25,8 @@ from ppdsl.recording.callables import (
 )
 from ppdsl.recording.items import Item
 from ppdsl.recording.routes import Routes
-from ppdsl.recording.structure import Atom, Branch, Hole, Path, Template
+from ppdsl.recording.spelling import can_be_named, identifier, is_importable, plain_arguments
+from ppdsl.recording.structure import Path
 from ppdsl.recording.tape import Ambient, Value, ValueKind, origin
 from ppdsl.recording.visits import Visit
 
@@ -161,7 +160,7 @@ class _Writer:
         written = {self.routes.memory(before, self.visit) for item in self.items for before, _ in item.writes}
         taken: set[str] = set()
         for value in arriving.values():
-            name = _identifier(self.names.get(id(value)) or value.name)
+            name = identifier(self.names.get(id(value)) or value.name)
             while name in taken:
                 name += "_"
             taken.add(name)
@@ -209,15 +208,15 @@ class _Writer:
         if item.attribute_write:
             module, name = item.target
             return self.graph.call_function(SetAttribute(module, name, item.template), tuple(inputs))
-        call = _plain_arguments(item.template, inputs)
+        call = plain_arguments(item.template, inputs)
         if item.is_module and item.module_name is not None:
             path = item.module_name or "model"
-            if call is not None and all(part.isidentifier() or part.isdigit() for part in path.split(".")):
+            if call is not None and can_be_named(path):
                 self.root[path] = item.target
                 return self.graph.call_module(path, *call)
-        if call is not None and _is_importable(item.target):
+        if call is not None and is_importable(item.target):
             return self.graph.call_function(item.target, *call)
-        name = _identifier(item.module_name or item.name)
+        name = identifier(item.module_name or item.name)
         return self.graph.call_function(Fill(item.target, item.template, name), tuple(inputs))
 
     def _picked(self, node: fx.Node, path: Path) -> fx.Node:
@@ -239,12 +238,14 @@ class _Writer:
     def _local(self, value: Value) -> fx.Node:
         start = origin(value)
         if start.kind is ValueKind.PARAMETER:
+            if not can_be_named(start.name) and start.tensor is not None:
+                return self.graph.call_function(Captured(start.tensor, identifier(start.name)))
             self.root[start.name] = start.tensor
             return self.graph.get_attr(start.name)
         if start.holder is not None:
             return self.graph.call_function(ReadAttribute(*start.holder))
         if start.kind is ValueKind.CONSTANT and start.tensor is not None:
-            return self.graph.call_function(Captured(start.tensor, _identifier(start.name)))
+            return self.graph.call_function(Captured(start.tensor, identifier(start.name), fresh=start.fresh))
         raise LookupError(
             f"value {value.name} ({value.kind}) of record {value.record} is not available in stage {self.visit.key}"
         )
@@ -275,74 +276,3 @@ class _Blocks:
         if replace(ambient, region=0) != replace(self._base, region=0):
             self._inner = self._graph.call_function(EnterAmbient(ambient, self._base))
         self._now = ambient
-
-
-def _plain_arguments(template: Template, inputs: list[fx.Node]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Return (args, kwargs) that fx can write as Python text, or None."""
-    try:
-        args, kwargs = _plain(template, inputs)
-    except _NotPlain:
-        return None
-    return args, kwargs
-
-
-class _NotPlain(Exception):
-    pass
-
-
-_PLAIN_ATOMS = (
-    type(None),
-    bool,
-    int,
-    float,
-    str,
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    type(Ellipsis),
-)
-
-
-def _plain(template: Template, inputs: list[fx.Node]) -> Any:
-    if isinstance(template, Hole):
-        return inputs[template.index]
-    if isinstance(template, Atom):
-        if type(template.value) in _PLAIN_ATOMS:
-            return template.value
-        raise _NotPlain
-    return _plain_branch(template, inputs)
-
-
-def _plain_branch(template: Branch, inputs: list[fx.Node]) -> Any:
-    children = [_plain(child, inputs) for child in template.children]
-    if template.type is tuple or template.type is list or template.type is slice:
-        return template.build(children)
-    if template.type is dict and all(type(key) is str for key in template.keys):
-        return template.build(children)
-    raise _NotPlain
-
-
-def _is_importable(target: Any) -> bool:
-    """Whether fx can name this function in the text it generates."""
-    module, name = getattr(target, "__module__", None), getattr(target, "__name__", None)
-    if target is getattr or target is setattr:
-        return True
-    if getattr(torch.Tensor, name or "", None) is target:
-        return True
-    return (isinstance(module, str) and module.startswith(("torch.nn.functional", "torch._C._nn"))) or _in_torch(
-        target, name
-    )
-
-
-def _in_torch(target: Any, name: str | None) -> bool:
-    return name is not None and getattr(torch, name, None) is target
-
-
-def _identifier(name: str) -> str:
-    text = "".join(c if c.isalnum() else "_" for c in name).strip("_") or "value"
-    if text[0].isdigit():
-        return f"_{text}"
-    # The generated code calls builtins itself (`getattr(self.layers, "0")`), and these names may not hide them.
-    taken = keyword.iskeyword(text) or hasattr(builtins, text) or text in ("self", "torch")
-    return f"{text}_" if taken else text

@@ -5,9 +5,10 @@ from __future__ import annotations
 import types
 from typing import Any
 
+from ppdsl.diagnostics import RecordingError
 from ppdsl.recording import compat
 from ppdsl.recording.findings import unseen
-from ppdsl.recording.structure import unpack
+from ppdsl.recording.structure import hides_tensor, unpack
 from ppdsl.recording.tape import Value, ValueKind, origin
 
 __all__ = ["call_special", "freeze"]
@@ -60,10 +61,12 @@ def used_elsewhere(recorder: Any, spied: dict[int, Any], values: tuple[Value, ..
         if origin(value).kind in (ValueKind.PARAMETER, ValueKind.BUFFER):
             found[id(value)] = value
         else:
-            raise unseen(
-                recorder.place_now(), f"a tensor inside a function given to `{name}` that is not among its arguments"
-            )
+            raise _closes_over(recorder, name)
     return tuple(found.values())
+
+
+def _closes_over(recorder: Any, name: str) -> RecordingError:
+    return unseen(recorder.place_now(), f"a tensor inside a function given to `{name}` that is not among its arguments")
 
 
 def _first_branch(predicate: Any, true_function: Any, false_function: Any, operands: Any = ()) -> Any:
@@ -79,6 +82,8 @@ def _one_call(
         tensors = [recorder.ledger.stand_in(tensor) for tensor in parts.tensors]
         values = tuple(recorder.ledger.value_of(tensor) for tensor in tensors)
         versions = [compat.version_of(tensor) for tensor in tensors]
+    if hides_tensor(parts.template) is not None:
+        raise _closes_over(recorder, name)
     recorder.meter.reset()
     with recorder.quiet() as spied:
         result = function(*args, **kwargs)

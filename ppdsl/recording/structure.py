@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import gc
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, TypeAlias
 
 import torch
 
 from ppdsl.recording import compat
 from ppdsl.recording.containers import ATOMS, children_of
+from ppdsl.recording.sameness import same_value
 
 __all__ = [
     "Hole",
@@ -24,6 +24,7 @@ __all__ = [
     "Template",
     "Unpacked",
     "fill",
+    "held_tensors",
     "hides_tensor",
     "holds_iterator",
     "pick",
@@ -132,9 +133,16 @@ def hides_tensor(template: Template) -> Any | None:
     """Return an object of the template that keeps a tensor without data where it cannot be replaced, or None."""
     if isinstance(template, Branch):
         return next((found for child in template.children if (found := hides_tensor(child)) is not None), None)
-    if isinstance(template, Atom) and not isinstance(template.value, _SIMPLE) and _refers_to_fake(template.value, 3):
-        return template.value
+    if isinstance(template, Atom) and not isinstance(template.value, _SIMPLE):
+        return template.value if any(True for _ in _fakes_behind(template.value, 3)) else None
     return None
+
+
+def held_tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the tensors without data that a module can reach by itself: through its attributes and its hooks."""
+    for name, value in vars(module).items():
+        if name not in ("_parameters", "_buffers", "_modules") and not isinstance(value, _SIMPLE):
+            yield from _fakes_behind(value, 3)
 
 
 def same_shape_of(left: Template, right: Template) -> bool:
@@ -144,50 +152,32 @@ def same_shape_of(left: Template, right: Template) -> bool:
     if isinstance(left, Hole) and isinstance(right, Hole):
         return left.index == right.index
     if isinstance(left, Atom) and isinstance(right, Atom):
-        return _same_atom(left.value, right.value)
+        return same_value(left.value, right.value)
     if isinstance(left, Branch) and isinstance(right, Branch):
         return (
             left.kind == right.kind
             and left.type is right.type
-            and _same_atom(left.keys, right.keys)
+            and same_value(left.keys, right.keys)
             and len(left.children) == len(right.children)
             and all(map(same_shape_of, left.children, right.children))
         )
     return False
 
 
-def _same_atom(left: Any, right: Any) -> bool:
-    if left is right:
-        return True
-    if type(left) is not type(right):
-        return False
-    if isinstance(left, types.FunctionType):
-        return left.__code__ is right.__code__
-    if isinstance(left, types.MethodType):
-        return left.__func__ is right.__func__ and left.__self__ is right.__self__
-    if isinstance(left, (bool, int, float, complex, str, bytes, tuple, torch.dtype, torch.device, Enum)):
-        # repr tells nan from nan and 0.0 from -0.0, where == does not.
-        return bool(left == right) or repr(left) == repr(right)
-    if isinstance(left, (list, dict, set, frozenset, range, slice)):
-        try:
-            return bool(left == right)
-        except (RuntimeError, ValueError):
-            return False
-    # Objects without tensors, made anew in each call: nothing is known of their meaning but their type.
-    return True
-
-
 _SIMPLE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, type, torch.nn.Module)
 
 
-def _refers_to_fake(value: Any, depth: int) -> bool:
+def _fakes_behind(value: Any, depth: int) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
-        return compat.is_fake(value)
+        if compat.is_fake(value):
+            yield value
+        return
     if depth == 0 or isinstance(value, (*_SIMPLE, types.ModuleType)):
-        return False
-    if isinstance(value, types.FunctionType):
-        return any(_refers_to_fake(cell.cell_contents, depth - 1) for cell in value.__closure__ or ())
-    return any(_refers_to_fake(item, depth - 1) for item in gc.get_referents(value))
+        return
+    # A function refers to its globals, which are everybody's; its own are in its closure.
+    items = value.__closure__ or () if isinstance(value, types.FunctionType) else gc.get_referents(value)
+    for item in items:
+        yield from _fakes_behind(item, depth if isinstance(item, types.CellType) else depth - 1)
 
 
 def _unpack(value: Any, path: Path, tensors: list[torch.Tensor], paths: list[Path], depth: int) -> Template:

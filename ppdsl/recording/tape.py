@@ -25,6 +25,7 @@ __all__ = [
     "Value",
     "ValueKind",
     "ambient_now",
+    "memory_of",
     "meta_of",
     "origin",
 ]
@@ -56,6 +57,7 @@ class Value:
         known: It follows from inputs and constants alone, by calls that are pure.
         random: Random numbers went into it.
         tensor: The real tensor, for a constant.
+        fresh: A constant that forward makes anew each time, by a call that was not seen.
         holder: (module, attribute) for a constant or buffer that is read from a module.
     """
 
@@ -70,6 +72,7 @@ class Value:
     known: bool = False
     random: bool = False
     tensor: torch.Tensor | None = None
+    fresh: bool = False
     holder: tuple[Any, str] | None = None
 
 
@@ -77,6 +80,14 @@ def origin(value: Value) -> Value:
     """Return the value that this tensor had before the first write."""
     while value.before is not None:
         value = value.before
+    return value
+
+
+def memory_of(value: Value) -> Value:
+    """Return the first value of the tensor that this value shares its memory with."""
+    value = origin(value)
+    while value.base is not None:
+        value = origin(value.base)
     return value
 
 
@@ -100,6 +111,7 @@ class Ambient:
     autocast: tuple[tuple[str, torch.dtype], ...] = ()
     autocast_cache: bool = True
     attention: tuple[bool, ...] = ()
+    dtype: torch.dtype = torch.float32
     region: int = 0
 
 
@@ -112,6 +124,7 @@ def ambient_now(region: int = 0) -> Ambient:
         compat.autocast_state(),
         torch.is_autocast_cache_enabled(),
         (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()),
+        torch.get_default_dtype(),
         region,
     )
 
@@ -190,6 +203,7 @@ class Frame:
         registered: The module is one of the model's, under `name`.
         depth: Position of the class whose `__call__` runs, in the order of method resolution.
         drew: Python's or numpy's random numbers were drawn directly inside.
+        held: Ids of values that a module inside can reach by itself, whatever it is given.
         saved_hooks: Where saved-tensor hooks were entered directly inside.
     """
 
@@ -215,6 +229,7 @@ class Frame:
     registered: bool = True
     depth: int = -1
     drew: bool = False
+    held: set[int] = field(default_factory=set)
     saved_hooks: Place | None = None
 
 

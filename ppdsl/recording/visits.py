@@ -15,7 +15,7 @@ from ppdsl.annotate import Key
 from ppdsl.diagnostics import Diagnostic, RecordingError
 from ppdsl.recording.findings import labels_of
 from ppdsl.recording.items import Collapsed, Item
-from ppdsl.recording.tape import Value, ValueKind, origin
+from ppdsl.recording.tape import Value, ValueKind, memory_of, origin
 
 __all__ = ["Visit", "assign_visits"]
 
@@ -210,10 +210,26 @@ def _check_state(visits: list[Visit]) -> None:
             if item.attribute_write:
                 module, name = item.target
                 writers.setdefault((id(module), name), []).append((visit, item))
+    _add_writes_after_assignment(visits, writers)
     for key, written in writers.items():
         everyone = written + readers.get(key, [])
         if len({id(visit) for visit, _ in everyone}) > 1:
             raise _shared_state(key, written, readers.get(key, []))
+
+
+def _add_writes_after_assignment(visits: list[Visit], writers: dict[tuple[int, str], list[tuple[Visit, Item]]]) -> None:
+    """A tensor assigned to an attribute is that attribute's state: who writes it afterwards writes the state."""
+    kept: dict[int, tuple[tuple[int, str], tuple[Visit, Item]]] = {}
+    everything = sorted(((item, visit) for visit in visits for item in visit.items), key=lambda entry: entry[0].order)
+    for item, visit in everything:
+        for before, _ in item.writes:
+            found = kept.get(id(memory_of(before)))
+            if found is not None:
+                key, assigned = found
+                writers.setdefault(key, []).extend((assigned, (visit, item)))
+        assignments = [(*item.target, value) for value in item.inputs] if item.attribute_write else item.attributes
+        for module, name, value in assignments:
+            kept[id(memory_of(value))] = ((id(module), name), (visit, item))
 
 
 def _state_key(value: Value) -> tuple[int, str]:

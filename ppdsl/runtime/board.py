@@ -111,7 +111,7 @@ class Board:
             if gone or time.monotonic() > end:
                 raise RunError(self._missing(absent, gone, moment))
             time.sleep(pause)
-            pause = min(0.02, pause * 1.5)
+            pause = min(0.005, pause * 1.5)
 
     def _has_left(self, rank: int, key: str) -> bool:
         # It may have written its note, and then left, since the note was looked for.

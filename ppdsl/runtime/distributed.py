@@ -51,7 +51,7 @@ class DistributedWorld:
     def __init__(self, timeout: float, device: torch.device | None = None) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self._timeout = timeout
-        self._nccl = "nccl" in dist.get_backend() or _default_has_nccl()
+        self._nccl = torch.cuda.is_available() and _default_has_nccl()
         self._device = device or (_local_cuda() if self._nccl else torch.device("cpu"))
         self._nccl = self._nccl and self._device.type == "cuda"
         store = PrefixStore(f"ppdsl/{next(_numbers)}", _get_default_store())
@@ -172,12 +172,16 @@ class DistributedWorld:
         peer = target if sends else source
         return (dist.isend if sends else dist.irecv)(row, peer, group=group, tag=0 if row.is_cuda else tag)
 
-    def finish(self, work: Any, peer: int, text: str) -> None:
-        """Wait for a piece of work with `peer`; `text` says what it moves.
+    def finish(self, work: Any, row: torch.Tensor, peer: int, text: str) -> None:
+        """Wait for the moving of a row with `peer`; `text` says what it is. On CUDA the device waits, not the host.
 
         Raises:
             RunError: It failed, or took too long.
         """
+        if row.is_cuda:
+            # With a time-out NCCL would block the host; the end of the step looks at the clock instead.
+            work.wait()
+            return
         started = time.monotonic()
         try:
             work.wait(timedelta(seconds=self._timeout))
@@ -222,14 +226,14 @@ class DistributedWorld:
             others = [target for target in targets if target != source] if layout.numel else []
             works = [(self._start_shared(row, source, target), target) for target in others]
             for work, target in works:
-                self.finish(work, target, "a value of the whole step")
+                self.finish(work, row, target, "a value of the whole step")
             return tensor if source in targets else None
         if self.rank not in targets or self.rank == source:
             return None
         result = layout.empty(device)
         if layout.numel:
             row = layout.wire(result)
-            self.finish(self._start_shared(row, source, self.rank), source, "a value of the whole step")
+            self.finish(self._start_shared(row, source, self.rank), row, source, "a value of the whole step")
         return result
 
     def _start_shared(self, row: torch.Tensor, source: int, target: int) -> Any:
@@ -303,7 +307,7 @@ class ProcessTransport:
         """
         work, slot = self._receiving.pop(parcel.index)
         if work is not None:
-            self._world.finish(work, parcel.message.source, parcel.text)
+            self._world.finish(work, slot, parcel.message.source, parcel.text)
         return slot if self._wire_device == self._device else slot.to(self._device)
 
     def drain(self) -> None:
@@ -317,8 +321,8 @@ class ProcessTransport:
                 self._finish_oldest(queue)
 
     def _finish_oldest(self, queue: deque[tuple[Any, Parcel, torch.Tensor]]) -> None:
-        work, parcel, _ = queue[0]
-        self._world.finish(work, parcel.message.target, parcel.text)
+        work, parcel, row = queue[0]
+        self._world.finish(work, row, parcel.message.target, parcel.text)
         queue.popleft()
 
     def close(self) -> None:
@@ -333,8 +337,7 @@ def _end(watch: Watch, board: Board) -> None:
 
 
 def _default_has_nccl() -> bool:
-    config = dist.get_backend_config() if hasattr(dist, "get_backend_config") else ""
-    return "nccl" in str(config)
+    return "nccl" in f"{dist.get_backend()} {dist.get_backend_config()}"
 
 
 def _local_cuda() -> torch.device:

@@ -66,5 +66,13 @@ def explain(compiled: Compiled) -> dict[str, Any]:
         "ties": [{"names": list(tie.names), "stages": list(tie.stages)} for tie in graph.ties],
         "inputs": [{"name": i.name, "meta": str(i.meta), "stages": list(i.consumers)} for i in graph.inputs],
         "bytes_per_step": sum(message.bytes for message in sends),
-        "warnings": [warning.message for warning in graph.warnings],
+        "warnings": [*(warning.message for warning in graph.warnings), *_idle(compiled)],
     }
+
+
+def _idle(compiled: Compiled) -> list[str]:
+    idle = sorted(set(range(len(compiled.plan.rows))) - set(compiled.placement))
+    if not idle:
+        return []
+    noun, verb = ("Rank", "has") if len(idle) == 1 else ("Ranks", "have")
+    return [f"{noun} {', '.join(map(str, idle))} {verb} no stage."]

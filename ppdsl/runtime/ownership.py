@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ppdsl.diagnostics import CallError, Diagnostic
-from ppdsl.runtime.compiled import Compiled
+import torch
 
-__all__ = ["load_owned", "local_names", "owned_keys"]
+from ppdsl.diagnostics import CallError, Diagnostic
+from ppdsl.graph.ir import TensorMeta
+from ppdsl.runtime.compiled import Compiled
+from ppdsl.runtime.layout import Layout
+from ppdsl.runtime.world import World
+
+__all__ = ["gather_state", "load_owned", "local_names", "owned_keys"]
 
 
 def local_names(compiled: Compiled) -> frozenset[str]:
@@ -31,28 +36,50 @@ def owned_keys(compiled: Compiled) -> frozenset[str]:
 
     A tied parameter belongs to every rank that uses it, under all its names. What no stage uses belongs to rank 0.
     """
-    model = compiled.recording.model
-    local = {program.stage for program in compiled.programs}
-    mine, used = _names(compiled)
-    owner = {id(parameter): name for name, parameter in model.named_parameters()}
-    keys_of: dict[str, bool] = {}
+    owners = _owners(compiled)
+    return frozenset(key for key, ranks in owners.items() if any(rank in compiled.local for rank in ranks))
+
+
+def _owners(compiled: Compiled) -> dict[str, tuple[int, ...]]:
+    """Return for each key of the model's state dictionary the ranks it belongs to, ascending."""
+    model, placement = compiled.recording.model, compiled.placement
+    first_name = {id(parameter): name for name, parameter in model.named_parameters()}
+    known: dict[str, set[int]] = {}
+    for program in compiled.recording.programs:
+        for name, _ in program.parameters:
+            known.setdefault(name, set()).add(placement[program.stage])
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if owner[id(parameter)] in used:
-            keys_of[name] = owner[id(parameter)] in mine
+        if first_name[id(parameter)] in known:
+            known[name] = known[first_name[id(parameter)]]
     for stage in compiled.graph.stages:
         for name in stage.buffers:
-            keys_of[name] = keys_of.get(name, False) or stage.index in local
-    prefixes = [(module, stage.index in local) for stage in compiled.graph.stages for module in stage.modules]
-    first = 0 in compiled.local
-    owned = []
+            known.setdefault(name, set()).add(placement[stage.index])
+    inside = [(f"{module}.", placement[s.index]) for s in compiled.graph.stages for module in s.modules]
+    owners = {}
     for key in model.state_dict():
-        known = keys_of.get(key)
-        if known is None:
-            inside = [here for module, here in prefixes if key.startswith(f"{module}.")]
-            known = any(inside) if inside else first
-        if known:
-            owned.append(key)
-    return frozenset(owned)
+        ranks = known.get(key) or {rank for prefix, rank in inside if key.startswith(prefix)} or {0}
+        owners[key] = tuple(sorted(ranks))
+    return owners
+
+
+def gather_state(compiled: Compiled, world: World) -> dict[str, Any]:
+    """Return the whole model's state dictionary, on the CPU of every rank.
+
+    What is no tensor stays this process's own.
+    """
+    cpu, ranks = torch.device("cpu"), range(len(compiled.plan.rows))
+    state: dict[str, Any] = {}
+    owners = _owners(compiled)
+    for key, value in compiled.recording.model.state_dict().items():
+        if not isinstance(value, torch.Tensor):
+            state[key] = value
+            continue
+        source = owners[key][0]
+        dtype = str(value.dtype).removeprefix("torch.")
+        layout = Layout.of(TensorMeta(tuple(value.shape), dtype, tuple(value.stride())))
+        mine = value.detach().to(cpu).clone() if world.holds(source) else None
+        state[key] = world.share(mine, source, ranks, layout, cpu)
+    return state
 
 
 def load_owned(compiled: Compiled, state: Mapping[str, Any], *, strict: bool) -> None:

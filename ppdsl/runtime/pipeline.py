@@ -17,7 +17,7 @@ from ppdsl.runtime.explanation import explain
 from ppdsl.runtime.library import Library
 from ppdsl.runtime.options import Devices, Options, Reduction, make_world
 from ppdsl.runtime.outcome import StepResult, collect_outputs, collect_timeline, share_loss
-from ppdsl.runtime.ownership import load_owned, local_names, owned_keys
+from ppdsl.runtime.ownership import gather_state, load_owned, local_names, owned_keys
 from ppdsl.runtime.ties import copy_from_owner, sum_gradients
 from ppdsl.runtime.world import World
 from ppdsl.schedule.table import Schedule
@@ -187,6 +187,8 @@ class Pipeline:
             raise
         facts = {"the mode": request.mode, **self._facts(call.compiled)}
         self._world.agree(moment, {**facts, "the call": call.shapes, "the request": request.text})
+        if backward:
+            self._main = call.compiled
         with self._world.step():
             return self._execute(call, request)
 
@@ -237,6 +239,17 @@ class Pipeline:
         """Return this rank's part of the model's state dictionary, under the model's own names."""
         owned = owned_keys(self._main)
         return {key: value for key, value in self._library.model.state_dict().items() if key in owned}
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """Return the whole model's state dictionary, on the CPU of every rank; all ranks must call it.
+
+        Raises:
+            CallError: Another rank does something else.
+            RunError: Another rank failed.
+        """
+        self._world.agree("the gathering of the state", self._facts(self._main))
+        with self._world.step():
+            return gather_state(self._main, self._world)
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Load this rank's part of a state dictionary, which may be the whole model's.

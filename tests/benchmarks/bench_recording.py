@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cuts = [f"transformer.h.{options.layers * stage // STAGES}" for stage in range(1, STAGES)]
     ways: dict[str, Callable[[nn.Module], object]] = {
         "ppdsl": lambda copied: _ppdsl(copied, cuts, call),
-        "torch.distributed.pipelining.pipeline": lambda copied: _torch(copied, cuts, call),
+        "pipelining.pipeline() of torch": lambda copied: _torch(copied, cuts, call),
         "plain forward on fake tensors": lambda copied: _fake(copied, call),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}

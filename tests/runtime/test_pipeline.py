@@ -100,6 +100,17 @@ def test_the_loss_is_recorded_at_the_first_step_when_there_are_no_example_target
     pipe = pp.pipeline(case.model(), first(inputs), loss=case.loss, microbatches=4)
     assert pipe.graph.loss is None
     assert torch.equal(pipe.step(*inputs, targets=targets).loss, plain_step(case, case.model())[0])
+    assert pipe.graph.loss == 2
+    assert "2B0" in str(pipe.schedule)
+
+
+def test_targets_that_do_not_fit_the_loss_are_not_remembered() -> None:
+    case = CASES["chain"]
+    inputs, targets = batch_of(case)
+    pipe = pp.pipeline(case.model(), first(inputs), loss=case.loss, microbatches=4)
+    with pytest.raises(TypeError):
+        pipe.step(*inputs)
+    assert torch.equal(pipe.step(*inputs, targets=targets).loss, plain_step(case, case.model())[0])
 
 
 @pytest.mark.parametrize(("reduction", "factor"), [("mean", 0.25), ("sum", 1.0), (lambda part, whole: 0.5, 0.5)])
@@ -206,6 +217,7 @@ def test_state_goes_out_and_in_under_the_models_own_names() -> None:
         "error[unknown-state]: The model has no `z`."
     )
     twin.load_state_dict(state, strict=False)
+    assert list(pipe.full_state_dict()) == list(model.state_dict())
 
 
 def test_a_measured_timeline_has_every_computation_once() -> None:

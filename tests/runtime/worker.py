@@ -57,6 +57,10 @@ def equal() -> None:
             assert same, f"{case.name}: {name}"
         for name in pipe.state_dict():
             assert torch.equal(model.state_dict()[name], twin.state_dict()[name]), f"{case.name}: {name}"
+        whole = pipe.full_state_dict()
+        assert list(whole) == list(twin.state_dict()), case.name
+        for name, value in twin.state_dict().items():
+            assert torch.equal(whole[name], value), f"{case.name}: {name}"
         if case.loss is not None:
             for one, two in zip(pytree.tree_leaves(pipe(*inputs)), pytree.tree_leaves(virtual(*inputs)), strict=True):
                 assert one is two is None or torch.equal(one, two), case.name

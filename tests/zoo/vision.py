@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -21,6 +23,25 @@ def timm_case(name: str, model: str, marks: tuple[Mark, ...], **options: object)
 def torchvision_case(name: str, model: str, marks: tuple[Mark, ...], **options: object) -> Case:
     """Return the case of a model that `torchvision.models.get_model` knows."""
     return _case(name, partial(_torchvision, model, **{"num_classes": 10, **options}), 64, marks, library="torchvision")
+
+
+def _define_missing_operators() -> None:
+    """Let torchvision import where its compiled part does not load: PyPI's is for CUDA, torch's may be for CPUs.
+
+    No model here uses what it holds, but torchvision gives shapes to these two operators when it is imported.
+    """
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        return
+    try:
+        for library in Path(spec.origin).parent.glob("_C.*"):
+            torch.ops.load_library(library)
+    except OSError:
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+_define_missing_operators()
 
 
 def _timm(name: str, **options: object) -> nn.Module:

@@ -302,3 +302,17 @@ class InputNeedsGradient(Net):
             h = self.a(x)
         with pp.stage(1):
             return self.b(h) + self.c(x) * x
+
+
+@toy("5.9", stages="0 1", edges="0>1")
+class EdgeThatIsAProperty(Net):
+    """An edge must not take the name of a builtin in the program that receives it."""
+
+    def setup(self) -> None:
+        self.blocks = nn.ModuleList([nn.Linear(4, 4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        with pp.stage(0):
+            h = self.a(x).T
+        with pp.stage(1):
+            return self.blocks[0](h)

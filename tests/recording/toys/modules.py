@@ -455,3 +455,34 @@ class ModuleAndFunctionAsArguments(Net):
             h = self.calls(self.a, x)
         with pp.stage(1):
             return self.calls(lambda t: t.tanh() + h.sum(), self.calls(self.b, h))
+
+
+@toy("3.2", lazy=True)
+class GivenTensorIsAlsoReadThroughAClosure(Net):
+    """The reader is given the tensor and finds it in its list too: called whole, it would find the list empty."""
+
+    def setup(self) -> None:
+        self.shelf: list[Tensor] = []
+        self.reader = ReadsFromOutside(self.shelf)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with pp.stage(0):
+            h = self.a(x)
+            self.shelf.append(h)
+            y = self.reader(h)
+            self.shelf.clear()
+        with pp.stage(1):
+            return self.b(y)
+
+
+@toy("3.2", "3.22")
+class FunctionArgumentClosesOverItsOtherArgument(Net):
+    def setup(self) -> None:
+        self.calls = Calls()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with pp.stage(0):
+            h = self.a(x)
+            h = self.calls(lambda t: t * h.sum(), h)
+        with pp.stage(1):
+            return self.b(h)

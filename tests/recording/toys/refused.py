@@ -206,3 +206,56 @@ class AdjacentCutpoints(Net):
     def forward(self, x: Tensor) -> Tensor:
         h = pp.cutpoint(pp.cutpoint(self.a(x)))
         return self.b(h)
+
+
+@toy("6.6", "3.20", error=PENDING)
+class AssignedBufferIsWrittenInAnotherStage(Net):
+    """The written tensor is stage 0's result by now, and still the model's buffer."""
+
+    def setup(self) -> None:
+        self.register_buffer("level", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with pp.stage(0):
+            h = self.a(x)
+            self.level = self.level * 0.5 + h.detach().mean(0)
+        with pp.stage(1):
+            self.level.mul_(0.9)
+            return self.b(h)
+
+
+class KeepsState(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.state = torch.zeros(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        self.state = y.detach().mean(0)
+        return y
+
+
+@toy("6.7", error=PENDING)
+class StateSetInsideAModuleIsReadInAnotherStage(Net):
+    """What the module kept of the micro-batch before is read in glue of a stage that runs earlier."""
+
+    def setup(self) -> None:
+        self.keeps = KeepsState()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with pp.stage(0):
+            h = self.a(x) + self.keeps.state
+        with pp.stage(1):
+            return self.keeps(h)
+
+
+@toy("3.11", "6.10", error=PENDING)
+class VmapClosesOverItsOwnArgument(Net):
+    """The tensor is among the arguments too, but the function finds it by a way of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with pp.stage(0):
+            h = self.a(x)
+        with pp.stage(1):
+            return self.b(torch.vmap(lambda row: row * h.sum())(h))
