@@ -11,6 +11,7 @@ __all__ = [
     "Rank",
     "Seconds",
     "StageIndex",
+    "counted",
     "format_bytes",
     "format_count",
     "format_flops",
@@ -23,6 +24,16 @@ Microbatch = NewType("Microbatch", int)
 Seconds = NewType("Seconds", float)
 Bytes = NewType("Bytes", int)
 Flops = NewType("Flops", int)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is one.
+
+    >>> counted(1, "edge"), counted(0, "edge"), counted(8, "micro-batch")
+    ('1 edge', '0 edges', '8 micro-batches')
+    """
+    plural = "" if number == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{number} {noun}{plural}"
 
 
 def format_bytes(count: float) -> str:

@@ -85,7 +85,7 @@ def loss_of_output(made: dict[str, Any], batch: Any) -> torch.Tensor:
 
 
 def own_loss(made: dict[str, Any], batch: torch.Tensor) -> torch.Tensor:
-    """Return the mean over the micro-batches: Hugging Face rounds its loss to 32 bits, so the slices have to be the same."""
+    """Return the mean over the micro-batches: Hugging Face rounds its loss to 32 bits, so the slices must be the same."""
     parts = batch.chunk(MICROBATCHES)
     return sum(made["model"](input_ids=part, labels=part).loss * (1 / MICROBATCHES) for part in parts)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ppdsl.diagnostics import Diagnostic, GraphError
 from ppdsl.source import Span
-from ppdsl.units import Bytes, Flops
+from ppdsl.units import Bytes, Flops, counted
 
 __all__ = ["Edge", "InputRoute", "OutputRoute", "Stage", "StageGraph", "TensorMeta", "Tie"]
 
@@ -196,7 +196,7 @@ class StageGraph:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
-        lines = [f"{self.name}: {len(self.stages)} stages, {len(self.edges)} edges"]
+        lines = [f"{self.name}: {counted(len(self.stages), 'stage')}, {counted(len(self.edges), 'edge')}"]
         lines += [f"  stage {s.label}: {', '.join(s.modules) or 'no modules'}" for s in self.stages]
         for edge in self.edges:
             source = self.stages[edge.producer].label

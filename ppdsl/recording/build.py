@@ -11,6 +11,7 @@ from ppdsl.diagnostics import Diagnostic, Label
 from ppdsl.graph.ir import Edge, InputRoute, OutputRoute, Stage, StageGraph, Tie
 from ppdsl.recording.checks import check_borders, check_open_frames, warnings_of
 from ppdsl.recording.claims import claim_parameters
+from ppdsl.recording.findings import error_at
 from ppdsl.recording.items import Collapsed, Item, collapse
 from ppdsl.recording.programs import Result, Source, SourceKind, StageProgram, build_module
 from ppdsl.recording.routes import Routes
@@ -74,6 +75,7 @@ def build(
                 consumers.setdefault(source.index, set()).add(index)
         programs.append(StageProgram(index, module, sources, described, parameters, _modules(items)))
         stages.append(_stage(index, visit, items, parameters, exports, spans))
+    _check_parameter_hooks(programs)
     graph = StageGraph(
         stages=tuple(stages),
         edges=tuple(edge for _, edge in edges),
@@ -142,6 +144,23 @@ def _source(value: Value, edge_of: dict[int, int]) -> Source:
     if id(value) in edge_of:
         return Source(SourceKind.EDGE, edge_of[id(value)], value.meta.requires_grad)
     return Source(SourceKind.INPUT, value.index, value.meta.requires_grad)
+
+
+def _check_parameter_hooks(programs: list[StageProgram]) -> None:
+    """A hook on a parameter gets the whole gradient; two stages would each give it a part."""
+    stages: dict[int, list[int]] = {}
+    for program in programs:
+        for name, parameter in program.parameters:
+            stages.setdefault(id(parameter), []).append(program.stage)
+            hooked = parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
+            if hooked and len(stages[id(parameter)]) > 1:
+                raise error_at(
+                    "parameter-hook",
+                    f"Parameter `{name}` has a gradient hook and is used in stages "
+                    f"{', '.join(map(str, stages[id(parameter)]))}: the hook would run on a part of the gradient.",
+                    None,
+                    "do what the hook does after the step, or use the parameter in one stage",
+                )
 
 
 def _home(value: Value, routes: Routes, position: dict[int, int], count: int) -> int:

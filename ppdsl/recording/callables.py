@@ -18,6 +18,7 @@ __all__ = [
     "ReadAttribute",
     "SetAttribute",
     "close_ambients",
+    "enter_region",
     "exit_ambient",
 ]
 

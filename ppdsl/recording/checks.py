@@ -9,10 +9,10 @@ import torch
 from ppdsl.diagnostics import Diagnostic
 from ppdsl.recording.findings import error_at, labels_of
 from ppdsl.recording.items import Collapsed, Item
-from ppdsl.recording.tape import Tape, Value
+from ppdsl.recording.tape import Frame, Tape, Value
 from ppdsl.recording.visits import Visit
 
-__all__ = ["check_borders", "check_open_frames", "warnings_of"]
+__all__ = ["check_borders", "check_kept", "check_open_frames", "warnings_of"]
 
 
 def check_open_frames(tape: Tape, collapsed: Collapsed) -> None:
@@ -32,6 +32,18 @@ def check_open_frames(tape: Tape, collapsed: Collapsed) -> None:
                 "hook the modules inside its stages instead",
             )
     for frame in (tape.root, *collapsed.open_frames):
+        for place, code, what in (
+            (frame.foreign_mode, "dispatch-mode", "A TorchDispatchMode is entered around"),
+            (frame.seeded, "torch-seed", "Torch's random numbers are seeded, or their state is set, in"),
+            (frame.read_grad, "grad-read", "`.grad` of a parameter is read, and is None while recording, in"),
+        ):
+            if place is not None:
+                raise error_at(
+                    code,
+                    f"{what} code that is taken apart, where it is not carried over.",
+                    place,
+                    "do it inside a module that lies in one stage, or around the whole step",
+                )
         if frame.drew:
             raise error_at(
                 "python-random",
@@ -40,6 +52,30 @@ def check_open_frames(tape: Tape, collapsed: Collapsed) -> None:
                 frame.place,
                 "draw them with torch, or inside a module that lies in one stage",
             )
+
+
+def check_kept(tape: Tape, collapsed: Collapsed) -> None:
+    """Refuse a forward that leaves tensors or submodules on modules in a way that no stage program repeats.
+
+    Raises:
+        RecordingError: Code between modules registered or exchanged a buffer; any code added a submodule or parameter.
+    """
+    taken_apart = {id(frame) for frame in (tape.root, *collapsed.open_frames)}
+    pending = [tape.root]
+    while pending:
+        frame = pending.pop()
+        pending += [part for part in frame.parts if isinstance(part, Frame)]
+        for module, entry in frame.kept:
+            table, _, name = entry.rpartition(".")
+            if id(frame) in taken_apart or table in ("_parameters", "_modules"):
+                raise error_at(
+                    "module-state",
+                    f"forward leaves another `{name}` on a {type(module).__name__} than it found there, in a way that "
+                    "no stage program would repeat.",
+                    frame.place,
+                    "make modules, parameters and buffers in __init__ (or run the model once before), and assign new "
+                    "buffers as `self.name = ...`",
+                )
 
 
 def check_borders(visits: list[Visit], collapsed: Collapsed) -> None:

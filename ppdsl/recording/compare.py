@@ -15,16 +15,23 @@ import torch
 from ppdsl.diagnostics import Diagnostic, RecordingError
 from ppdsl.recording.findings import labels_of
 from ppdsl.recording.items import Collapsed, Item, collapse
+from ppdsl.recording.replay import slice_of
 from ppdsl.recording.structure import Atom, Branch, Template, same_shape_of, unpack
-from ppdsl.recording.tape import Record, Tape, Value, ValueKind, origin
+from ppdsl.recording.tape import Record, Tape, Value, ValueKind, meta_of, origin
 from ppdsl.source import Place
 
 __all__ = ["difference"]
 
 
-def difference(first: Tape, second: Tape) -> RecordingError | None:
-    """Return the error that describes where two recordings part, or None when they agree."""
-    left, right = _Numbered(first), _Numbered(second)
+def difference(first: Tape, second: Tape, *, built: bool = False) -> RecordingError | None:
+    """Return the error that describes where two recordings part, or None when they agree.
+
+    Args:
+        first: A recording.
+        second: Another one of the same call.
+        built: Overlook that one builds a constant (a mask, a table of positions) which the other finds ready.
+    """
+    left, right = _Numbered(first, built), _Numbered(second, built)
     for a, b in zip(left.items, right.items, strict=False):
         what = _items_apart(a, b, left, right)
         if what is not None:
@@ -44,9 +51,11 @@ def difference(first: Tape, second: Tape) -> RecordingError | None:
 class _Numbered:
     """A collapsed tape whose values are named by the item that makes them."""
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape: Tape, built: bool) -> None:
         self._collapsed: Collapsed = collapse(tape)
-        self.items: list[Item] = self._collapsed.items
+        self._records = tape.records
+        self._built: set[int] = set()
+        self.items: list[Item] = [item for item in self._collapsed.items if not (built and self._builds(item))]
         self.guards: list[Record] = self._collapsed.guards
         self._names: dict[int, tuple[Any, ...]] = {}
         for position, item in enumerate(self.items):
@@ -57,13 +66,37 @@ class _Numbered:
             for _, name, value in item.attributes:
                 self._names[id(value)] = (position, "attribute", name)
 
+    def _builds(self, item: Item) -> bool:
+        """Whether all that goes in and comes out is constant."""
+        if item.is_module or item.random or item.parameters or not all(map(self._is_constant, item.inputs)):
+            return False
+        made = (*(value for _, value in item.outputs), *(after for _, after in item.writes))
+        self._built |= set(map(id, made))
+        return bool(made) or item.attribute_write
+
+    def _is_constant(self, value: Value) -> bool:
+        value = self._collapsed.resolve(value)
+        return id(value) in self._built or (value.kind is ValueKind.CONSTANT and value.before is None)
+
+    def constant(self, value: Value) -> torch.Tensor | None:
+        """Return the numbers of a constant, also of one that the recording built."""
+        value = self._collapsed.resolve(value)
+        if not self._is_constant(value) or value.kind is ValueKind.CONSTANT:
+            return value.tensor if value.before is None and value.kind is ValueKind.CONSTANT else None
+        try:
+            return slice_of(self._records, (value,)).run(())[0]
+        except LookupError:
+            return None
+
     def of(self, value: Value) -> tuple[Any, ...]:
         """Return a name that is equal in equal recordings."""
         value = self._collapsed.resolve(value)
         if id(value) in self._names:
             return self._names[id(value)]
         start = origin(value)
-        return (start.kind, start.name if start.kind is not ValueKind.CONSTANT else "", start.index)
+        if start.kind is ValueKind.CONSTANT:
+            return (start.kind, start.tensor is None)  # None: what an earlier recording left on the model
+        return (start.kind, start.name, start.index)
 
 
 def _error(place: Place | None, what: str) -> RecordingError:
@@ -82,28 +115,28 @@ def _items_apart(a: Item, b: Item, left: _Numbered, right: _Numbered) -> str | N
         return f"{a.name} / {b.name}"
     if a.stage != b.stage:
         return f"stage {a.stage} / stage {b.stage}"
-    if a.place != b.place:
+    if not _same_place(a.place, b.place):
         return f"{_where(a.place)} / {_where(b.place)}"
     if a.ambient != b.ambient:
         return "grad or autocast mode"
     if not same_shape_of(a.template, b.template):
         return _atoms_apart(a.template, b.template) or f"arguments of {a.name}"
     for one, other in zip(a.inputs, b.inputs, strict=True):
-        if one.kind is ValueKind.CONSTANT and other.kind is ValueKind.CONSTANT and one.before is other.before is None:
-            if not _same_constant(one, other):
+        mine, others = left.constant(one), right.constant(other)
+        if mine is not None and others is not None:
+            if not _same_constant(mine, others):
                 return f"a constant tensor of {a.name}"
-            one.fresh = other.fresh = one.tensor is not other.tensor
+            one.fresh = other.fresh = mine is not others
         elif left.of(one) != right.of(other):
             return f"what goes into {a.name}"
     results = [[(path, value.meta) for path, value in item.outputs] for item in (a, b)]
     return None if results[0] == results[1] else f"the result of {a.name}"
 
 
-def _same_constant(left: Value, right: Value) -> bool:
-    a, b = left.tensor, right.tensor
-    if a is b or a is None or b is None:
-        return a is b
-    if left.meta != right.meta:
+def _same_constant(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a is b:
+        return True
+    if meta_of(a) != meta_of(b):
         return False
     try:
         return bool(torch.equal(a, b)) or bool(
@@ -135,6 +168,13 @@ def _same_settings(left: torch.nn.Module, right: torch.nn.Module) -> bool:
         return False
     pairs = [(unpack(vars(a)), unpack(vars(b))) for a, b in zip(mine, others, strict=True)]
     return all(same_shape_of(a.template, b.template) and all(map(operator.is_, a.tensors, b.tensors)) for a, b in pairs)
+
+
+def _same_place(left: Place | None, right: Place | None) -> bool:
+    if left is None or right is None or left == right:
+        return left is right or left == right
+    # Python 3.11 makes one call with two instructions, and with the first alone once the code has run a few times.
+    return left.span == right.span
 
 
 def _where(place: Place | None) -> str:

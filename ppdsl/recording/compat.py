@@ -1,4 +1,4 @@
-"""Every private torch name that the recorder needs, in one place; a test runs it on each supported torch."""
+"""Every private torch name that ppdsl needs, in one place; tests run it on each supported torch."""
 
 from __future__ import annotations
 
@@ -19,17 +19,24 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
     "DATA_ERRORS",
     "SHAPE_ERRORS",
     "FakeTensor",
+    "TorchDispatchMode",
     "autocast_state",
+    "default_store",
     "functions_to_intercept",
     "is_fake",
     "is_wrapper",
     "make_fake_mode",
+    "mode_depths",
     "no_torch_function",
+    "own_attributes",
+    "pytree",
     "registered_pytree",
     "same_storage_key",
     "version_of",
@@ -52,6 +59,9 @@ def make_fake_mode() -> Any:
     """Return a fake mode that also accepts real tensors among its arguments."""
     return FakeTensorMode(allow_non_fake_inputs=True)
 
+
+with make_fake_mode():
+    _FAKE_ATTRIBUTES = frozenset({*vars(torch.empty(0)), "_is_param"})
 
 # Inside, the recorder may look at tensors without hearing itself.
 no_torch_function = torch._C.DisableTorchFunction
@@ -97,6 +107,20 @@ def autocast_state() -> tuple[tuple[str, torch.dtype], ...]:
     return tuple(state)
 
 
+def mode_depths() -> tuple[int, int]:
+    """Return how many TorchFunctionModes and TorchDispatchModes are entered."""
+    return torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+
+
+def own_attributes(tensor: torch.Tensor) -> list[str]:
+    """Return the attributes that code has set on an activation, beside those that every fake has."""
+    return [
+        name
+        for name in getattr(tensor, "__dict__", {})
+        if name not in _FAKE_ATTRIBUTES and not hasattr(FakeTensor, name) and "memo" not in name
+    ]
+
+
 @contextlib.contextmanager
 def without_dispatch_modes(*, torch_functions: bool = False) -> Iterator[None]:
     """Run on real tensors, with the recorder's dispatch modes off, and its function mode too unless asked to stay."""
@@ -116,13 +140,21 @@ def functions_to_intercept() -> tuple[tuple[str, Any], ...]:
         ("cond", torch.cond),
         ("autocast_enter", torch.amp.autocast_mode.autocast.__enter__),
         ("autocast_exit", torch.amp.autocast_mode.autocast.__exit__),
+        ("manual_seed", torch.random.manual_seed),
+        ("seed", torch.random.seed),
+        ("set_rng_state", torch.random.set_rng_state),
         ("saved_hooks", torch.autograd.graph.saved_tensors_hooks.__enter__),
     )
 
 
 def registered_pytree(kind: type) -> tuple[Any, Any] | None:
     """Return (flatten, unflatten) when `kind` was registered as a pytree node, else None."""
-    from torch.utils import _pytree
-
-    node = _pytree.SUPPORTED_NODES.get(kind)
+    node = pytree.SUPPORTED_NODES.get(kind)
     return None if node is None else (node.flatten_fn, node.unflatten_fn)
+
+
+def default_store() -> Any:
+    """Return the key-value store that the ranks of torch.distributed met in."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store()

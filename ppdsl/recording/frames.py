@@ -13,8 +13,9 @@ from ppdsl.recording.findings import DataDependence, data_dependence
 from ppdsl.recording.ledger import Ledger
 from ppdsl.recording.objects import container_ids, fingerprint, rebuildable
 from ppdsl.recording.probe import probe_frame
-from ppdsl.recording.structure import fill, held_tensors, hides_tensor, holds_iterator, unpack
-from ppdsl.recording.tape import Frame, RecordKind, Value, ValueKind, ambient_now, meta_of
+from ppdsl.recording.sameness import state_of
+from ppdsl.recording.structure import Atom, Branch, Template, fill, held_tensors, hides_tensor, holds_iterator, unpack
+from ppdsl.recording.tape import Frame, RecordKind, Value, ValueKind, ambient_now, meta_of, origin
 
 __all__ = ["Frames"]
 
@@ -32,6 +33,7 @@ class Frames:
         self._ledger = ledger
         self._names = {id(module): name for name, module in model.named_modules()}
         self._calls: dict[int, int] = {}
+        self._pictures: list[tuple[Frame, list[Any]]] = []
         self.root = Frame(None, type(model).__name__, None, 0, unpack(()), (), ambient_now(), None)
         self.current = self.root
 
@@ -42,7 +44,7 @@ class Frames:
         if top.module is module and depth > top.depth:
             top.depth = depth  # super().__call__() of the call that is open already
             return original(module, *args, **kwargs)
-        self._recorder.note_randomness(top)
+        self._recorder.streams.look(top)
         count = self._calls.get(id(module), 0)
         self._calls[id(module)] = count + 1
         with self._recorder.marking.around(module, marks_of(module), count):
@@ -76,10 +78,32 @@ class Frames:
             frame.keep_open = "an argument is an iterator, which can be read only once"
         elif hides_tensor(arguments.template) is not None:
             frame.keep_open = "a function or an object among its arguments holds a tensor of its own"
+        elif compat.mode_depths()[0] > self._recorder.depths[0]:
+            frame.keep_open = "it runs inside a TorchFunctionMode that forward entered"
+        elif any(map(compat.own_attributes, self._activations(frame))):
+            frame.keep_open = "an argument is a tensor with an attribute of its own"
         self._note_held(frame)
+        if module is not None and not isinstance(module, torch.jit.ScriptModule):
+            self._recorder.upkeep.look(module.modules(), self.current)
+        self._pictures.append((frame, _picture(frame.arguments.template)))
         self.current.parts.append(frame)
         self.current = frame
         return frame
+
+    def settle(self) -> None:
+        """At the end: an object that a call was given and that has changed since cannot be handed over again."""
+        upkeep = self._recorder.upkeep
+        upkeep.look(self._recorder.model.modules(), self.root)
+        for frame in (self.root, *(frame for frame, _ in self._pictures)):
+            frame.kept = upkeep.lasting(frame)
+        for frame, picture in self._pictures:
+            if picture and picture != _picture(frame.arguments.template) and not frame.keep_open:
+                frame.keep_open = "an object among its arguments is changed afterwards"
+
+    def _activations(self, frame: Frame) -> list[torch.Tensor]:
+        """The tensors among the arguments that this forward pass made."""
+        pairs = zip(frame.arguments.tensors, frame.inputs, strict=True)
+        return [tensor for tensor, value in pairs if origin(value).kind in (ValueKind.RESULT, ValueKind.INPUT)]
 
     def _note_held(self, frame: Frame) -> None:
         """Note what the module reaches without being given it: such a way ends at the recorded tensor."""
@@ -94,17 +118,20 @@ class Frames:
     def inside(self, frame: Frame, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the call in its frame; where fakes do not get through, on real tensors alone. Then close the frame."""
         before = fingerprint((args, kwargs))
+        refused = len(self._recorder.refusals)
         try:
             try:
                 if isinstance(frame.module, torch.jit.ScriptModule):
                     raise data_dependence("compiled code", frame.place, frame)
                 return self._leave(frame, args, kwargs, function(*args, **kwargs), before)
             except (DataDependence, *compat.DATA_ERRORS, RuntimeError, NotImplementedError) as error:
-                return self._leave(
-                    frame, args, kwargs, probe_frame(self._recorder, frame, function, args, kwargs, error), before
-                )
+                result = probe_frame(self._recorder, frame, function, args, kwargs, error)
+                del self._recorder.refusals[refused:]
+                return self._leave(frame, args, kwargs, result, before)
         finally:
-            self._recorder.note_randomness(frame)
+            self._recorder.streams.look(frame)
+            if frame.module is not None:
+                self._recorder.upkeep.look(frame.module.modules(), frame)
             frame.end = len(self._recorder.records)
             self.current = frame.parent if frame.parent is not None else self.root
 
@@ -147,6 +174,15 @@ class Frames:
         record.outputs.append(((), out))
         self._ledger.track(alias, out)
         return alias
+
+
+def _picture(template: Template) -> list[Any]:
+    """What the objects and functions among some arguments say at the moment."""
+    if isinstance(template, Branch):
+        return [state for child in template.children for state in _picture(child)]
+    if isinstance(template, Atom) and not isinstance(template.value, (bool, int, float, str, type(None), torch.Size)):
+        return [state_of(template.value)]
+    return []
 
 
 def _identity(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from ppdsl.recording.structure import Path, Template, fill
 from ppdsl.recording.tape import Ambient, Frame, Record, RecordKind, Tape, Value, ValueKind, memory_of, origin
 from ppdsl.source import Place
 
-__all__ = ["Item", "collapse"]
+__all__ = ["Collapsed", "Item", "collapse"]
 
 _NEVER = -1
 _ALWAYS = 1 << 60
@@ -30,6 +30,7 @@ class Item:
         inputs: For each hole its value.
         outputs: (path in the result, value).
         attributes: (module, name, value) of tensors it leaves in attributes that others read.
+        assigned: (module, name) of each attribute that it sets by itself to a tensor.
         writes: (before, after) of tensors it writes in place.
         parameters: Parameters it uses by itself.
         buffers_read, buffers_written: Buffers and tensor attributes it touches by itself.
@@ -58,6 +59,7 @@ class Item:
     parameters: tuple[Value, ...] = ()
     buffers_read: tuple[Value, ...] = ()
     buffers_written: tuple[Value, ...] = ()
+    assigned: tuple[tuple[Any, str], ...] = ()
     attribute_write: bool = False
     effect: bool = False
     random: bool = False
@@ -85,12 +87,14 @@ class Collapsed:
         guards: Guards outside every whole call.
         replaced: Values that are another value passed on unchanged.
         open_frames: Calls that were taken apart, with the reason.
+        tainted: Ids of modules on which code that was taken apart changes something.
     """
 
     items: list[Item]
     guards: list[Record]
     replaced: dict[int, Value]
     open_frames: list[Frame]
+    tainted: frozenset[int] = frozenset()
 
     def resolve(self, value: Value) -> Value:
         """Follow values that were passed on unchanged."""
@@ -107,14 +111,24 @@ def collapse(tape: Tape) -> Collapsed:
     its arguments.
     """
     uses = _last_uses(tape)
-    result = Collapsed([], [], {}, [])
+    result = _collapse(tape, uses, tape.tainted)
+    while True:
+        # A call that was taken apart may itself change what others read: until nothing new is found.
+        changed = {key for frame in (tape.root, *result.open_frames) for key, _ in frame.changed}
+        if changed <= result.tainted:
+            return result
+        result = _collapse(tape, uses, result.tainted | changed)
+
+
+def _collapse(tape: Tape, uses: dict[int, int], tainted: frozenset[int]) -> Collapsed:
+    result = Collapsed([], [], {}, [], tainted)
 
     def walk(frame: Frame) -> None:
         for part in frame.parts:
             if isinstance(part, Record):
                 _take_record(part, result)
                 continue
-            reason = _why_open(part, tape, uses)
+            reason = _why_open(part, tape, uses) or _why_tainted(part, tainted)
             if reason is None:
                 result.items.append(_whole(part, tape, uses))
             elif part.forced:
@@ -170,6 +184,13 @@ def _last_uses(tape: Tape) -> dict[int, int]:
     for record in tape.records:
         for value in record.inputs:
             uses[id(value)] = record.index
+    pending = list(tape.root.parts)
+    while pending:
+        part = pending.pop()
+        if isinstance(part, Frame):
+            pending.extend(part.parts)
+            for value in part.inputs:  # given to a module inside an object, though the module may not look at it
+                uses[id(value)] = max(part.start, uses.get(id(value), _NEVER))
     for value in (*tape.outputs, *((tape.loss,) if tape.loss is not None else ())):
         uses[id(value)] = _ALWAYS
     return uses
@@ -199,6 +220,12 @@ def _why_open(frame: Frame, tape: Tape, uses: dict[int, int]) -> str | None:
             if id(value) in frame.held:
                 return "it may reach an argument by a way of its own"
     return _why_leaks(frame, records, given, uses)
+
+
+def _why_tainted(frame: Frame, tainted: frozenset[int]) -> str | None:
+    if tainted and frame.module is not None and any(id(module) in tainted for module in frame.module.modules()):
+        return "code between modules changes what it keeps"
+    return None
 
 
 def _by_itself(value: Value) -> bool:
@@ -253,6 +280,7 @@ def _whole(frame: Frame, tape: Tape, uses: dict[int, int]) -> Item:
         for entry in _attributes(frame)
         if uses.get(id(entry[2]), _NEVER) >= frame.end and id(entry[2]) not in returned
     ]
+    item.assigned = tuple((module, name) for module, name, _ in _attributes(frame))
     item.writes = list(_outer_writes(records, frame))
     touched = [v for record in records for v in (*record.inputs, *record.parameters)]
     item.parameters = _distinct(v for v in touched if origin(v).kind is ValueKind.PARAMETER)

@@ -11,7 +11,7 @@ from ppdsl.recording import compat
 from ppdsl.recording.fakes import FakeState
 from ppdsl.recording.findings import unseen
 from ppdsl.recording.structure import unpack
-from ppdsl.recording.tape import Record, Value, ValueKind, meta_of
+from ppdsl.recording.tape import Record, Value, ValueKind, memory_of, meta_of
 from ppdsl.source import Place
 
 __all__ = ["Ledger"]
@@ -43,6 +43,14 @@ class Ledger:
         self._place = place
         for fake in fakes.fakes.values():
             self.remember_storage(fake)
+
+    def inherit(self, name: str, tensor: torch.Tensor, fake: torch.Tensor) -> None:
+        """Know a tensor that an earlier recording left on the model; `fake` stands for it."""
+        value = Value(ValueKind.CONSTANT, meta_of(fake), name)
+        self.stand_ins[id(tensor)] = fake
+        self.alive.append(tensor)
+        self.current[id(tensor)] = value
+        self.track(fake, value)
 
     def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the fake that stands for `tensor`, or `tensor` itself."""
@@ -123,8 +131,14 @@ class Ledger:
             value = self.value_of(target)
             if fake:
                 self._become_fake(target)
-            elif value.kind is ValueKind.CONSTANT and all(target is not saved for saved, _ in self.saved_constants):
-                self.saved_constants.append((target, target.detach().clone()))
+            else:
+                self._save(memory_of(value).tensor)
+
+    def _save(self, tensor: torch.Tensor | None) -> None:
+        """Keep a copy of a constant that is about to be written, by itself or through a view of it."""
+        if tensor is not None and not compat.is_fake(tensor) and all(tensor is not t for t, _ in self.saved_constants):
+            with torch.no_grad():
+                self.saved_constants.append((tensor, tensor.detach().clone()))
 
     def _become_fake(self, tensor: torch.Tensor) -> None:
         """From now on a fake stands for this constant and for every tensor that shares its memory."""

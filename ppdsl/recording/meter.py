@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
+
+from ppdsl.recording.compat import TorchDispatchMode
 
 __all__ = ["Meter"]
 

@@ -24,18 +24,24 @@ _ATOMIC = (
 )
 
 
-def fingerprint(value: Any, depth: int = 3) -> Any:
-    """Identity of what an object holds, three levels deep; equal before and after a call that changed nothing."""
-    if depth == 0 or isinstance(value, _ATOMIC):
+def fingerprint(value: Any, depth: int = 8, seen: set[int] | None = None) -> Any:
+    """Identity of what an object holds; equal before and after a call that changed nothing.
+
+    As deep as arguments are taken apart: a cache of caches holds its tensors seven levels down.
+    """
+    seen = set() if seen is None else seen
+    if depth == 0 or isinstance(value, _ATOMIC) or id(value) in seen:
         return id(value)
+    seen.add(id(value))
     if isinstance(value, (tuple, list, set, frozenset)):
-        return (id(value) if not isinstance(value, tuple) else 0, *(fingerprint(item, depth - 1) for item in value))
+        own = 0 if isinstance(value, tuple) else id(value)
+        return (own, *(fingerprint(item, depth - 1, seen) for item in value))
     if isinstance(value, dict):
-        return (0, *((id(key), fingerprint(item, depth - 1)) for key, item in value.items()))
+        return (0, *((id(key), fingerprint(item, depth - 1, seen)) for key, item in value.items()))
     attributes = getattr(value, "__dict__", None)
     if not attributes:
         return id(value)
-    return (id(value), *((name, fingerprint(item, depth - 1)) for name, item in attributes.items()))
+    return (id(value), *((name, fingerprint(item, depth - 1, seen)) for name, item in attributes.items()))
 
 
 def container_ids(value: Any, depth: int = 0) -> set[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,8 +14,9 @@ from ppdsl.recording.fakes import real_like
 from ppdsl.recording.findings import INNER_FILES, DataDependence, data_dependence, labels_of, unseen
 from ppdsl.recording.naming import writes_in_place
 from ppdsl.recording.replay import slice_of
-from ppdsl.recording.structure import Unpacked, fill, unpack
+from ppdsl.recording.structure import Unpacked, fill, same_shape_of, unpack
 from ppdsl.recording.tape import Frame, Record, RecordKind, Value, ValueKind, meta_of
+from ppdsl.recording.unknown import Unknown, hide_numbers, numbers_in
 from ppdsl.source import Place
 
 __all__ = ["probe_call", "probe_frame"]
@@ -43,7 +44,7 @@ def probe_call(
         reals = [_real_of(recorder, value, tensor, seed) for value, tensor in zip(values, tensors, strict=True)]
         args, kwargs = fill(parts.template, reals)
         try:
-            with compat.without_dispatch_modes(), torch.random.fork_rng(devices=[]):
+            with recorder.quiet(), compat.without_dispatch_modes(), torch.random.fork_rng(devices=[]):
                 tries.append(unpack(func(*args, **kwargs)))
         except Exception:
             raise error from None  # the call is wrong on real tensors too: the user's own error says it best
@@ -65,7 +66,7 @@ def probe_frame(
     trouble = _trouble(recorder, frame, error)
     if frame.marked or frame.module is None:
         raise trouble from (None if trouble is error else error)
-    _forget(recorder, frame)
+    remember = _forget(recorder, frame)
     tensors = [recorder.ledger.stand_in(tensor) for tensor in frame.arguments.tensors]
     results: list[Unpacked] = []
     for seed in (1, 2):
@@ -81,7 +82,12 @@ def probe_frame(
                 raise trouble from (None if trouble is error else error)
             except Exception as wrong:
                 # It fails on real tensors too: the user's own error, which no frame around needs to try again.
-                own = wrong if isinstance(error, (DataDependence, *compat.DATA_ERRORS)) else error
+                own = error
+                if isinstance(error, (DataDependence, *compat.DATA_ERRORS)):
+                    own = wrong
+                    recorder.refusals.append(trouble)  # code that catches it follows the numbers
+                else:
+                    remember()  # code that catches it goes on after what was done so far
                 own.tried_on_real_tensors = True  # type: ignore[attr-defined]
                 raise own from None
             if any(compat.is_fake(tensor) for tensor in spied.values()):
@@ -99,6 +105,18 @@ def probe_frame(
                 f"Module `{frame.name}` returns tensors whose shapes depend on the numbers in its inputs.",
                 labels_of(frame.place),
                 "pad its results to a fixed size, or keep the modules that use them inside one module of one stage",
+            )
+        ) from error
+    told = (numbers_in(first.template) | numbers_in(second.template)) - numbers_in(frame.arguments.template)
+    if told or not same_shape_of(first.template, second.template):
+        raise DataDependence(
+            Diagnostic(
+                "python-value",
+                f"Module `{frame.name}` decides by numbers what it does, and returns Python values "
+                f"({', '.join(sorted(kind.__name__ for kind, _ in told)) or 'not always the same'}) that may follow "
+                "from them.",
+                labels_of(frame.place),
+                "return tensors",
             )
         ) from error
     return _note(recorder, frame, first, tensors, changed, used, written)  # type: ignore[possibly-undefined]
@@ -158,9 +176,17 @@ def _note(
     return fill(result.template, fakes)
 
 
-def _forget(recorder: Any, frame: Frame) -> None:
-    """Drop what was recorded inside the frame before it stopped."""
+def _forget(recorder: Any, frame: Frame) -> Callable[[], None]:
+    """Drop what was recorded inside the frame before it stopped; what is returned brings it back."""
     start = frame.start
+    records, parts, attributes = recorder.records[start:], list(frame.parts), list(frame.attributes)
+    current = dict(recorder.ledger.current)
+
+    def remember() -> None:
+        recorder.records[start:] = records
+        frame.parts[:], frame.attributes[:] = parts, attributes
+        recorder.ledger.current.update(current)
+
     del recorder.records[start:]
     frame.parts.clear()
     frame.attributes.clear()
@@ -168,6 +194,7 @@ def _forget(recorder: Any, frame: Frame) -> None:
         while value.record >= start and value.before is not None:
             value = value.before
         recorder.ledger.current[key] = value
+    return remember
 
 
 def _real_of(recorder: Any, value: Value, tensor: torch.Tensor, seed: int) -> torch.Tensor:
@@ -200,12 +227,18 @@ class _RealState:
         self._slots: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         self._reals: dict[int, tuple[torch.Tensor, Value, int]] = {}
         self._attributes: list[tuple[Any, dict[str, Any]]] = []
+        self._constants: list[tuple[torch.Tensor, int, torch.Tensor]] = []
         self._scripted: list[Value] = []
         made: dict[int, torch.Tensor] = {}
         for child in module.modules():
             if isinstance(child, torch.jit.ScriptModule):
                 self._scripted += recorder.fakes.scripted.get(id(child), [])
                 continue
+            for name, value in list(child.__dict__.items()):
+                if isinstance(value, Unknown):
+                    child.__dict__[name] = value.before
+                elif isinstance(value, torch.Tensor) and not compat.is_fake(value):
+                    self._constants.append((value, compat.version_of(value), value.detach().clone()))
             self._attributes.append((child, dict(child.__dict__)))
             tables: tuple[dict[str, Any], ...] = (child._parameters, child._buffers)
             for slots in tables:
@@ -242,7 +275,12 @@ class _RealState:
     def leave(self) -> None:
         for slots, name, fake in self._slots:
             slots[name] = fake
+        for tensor, version, copy in self._constants:
+            if compat.version_of(tensor) != version:
+                with compat.without_dispatch_modes(), torch.no_grad():
+                    tensor.detach().copy_(copy)
         for module, before in self._attributes:
+            hide_numbers(self._recorder, module, before)
             for name, value in list(module.__dict__.items()):
                 if isinstance(value, torch.Tensor) and before.get(name) is not value:
                     self._recorder.ledger.poisoned[id(value)] = (

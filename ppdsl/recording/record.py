@@ -14,13 +14,17 @@ import torch
 from ppdsl.diagnostics import CallError, Diagnostic, Label, RecordingError
 from ppdsl.graph.ir import StageGraph
 from ppdsl.recording import compat
+from ppdsl.recording.admission import check_inputs, check_model
 from ppdsl.recording.build import build
+from ppdsl.recording.checks import check_kept
 from ppdsl.recording.compare import difference
 from ppdsl.recording.fakes import FakeState
-from ppdsl.recording.guards import Guard, guard_of
+from ppdsl.recording.guards import Guard, guard_of, sharing_guards
+from ppdsl.recording.items import collapse
 from ppdsl.recording.programs import StageProgram
+from ppdsl.recording.randomness import Generators
 from ppdsl.recording.recorder import Recorder
-from ppdsl.recording.signature import CallSignature
+from ppdsl.recording.signature import CallSignature, check_loss_call
 from ppdsl.recording.snapshot import Snapshot, preserved
 from ppdsl.recording.structure import Unpacked, fill, hides_tensor, unpack
 from ppdsl.recording.tape import Message, Tape, Value
@@ -115,7 +119,7 @@ def record(
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> pp.begin(net[2], 1)
     >>> print(pp.record(net, torch.zeros(3, 4)))
-    Sequential: 2 stages, 1 edges
+    Sequential: 2 stages, 1 edge
       stage 0: 0, 1
       stage 1: 2
       0 -> 1: 1 float32[3, 8]
@@ -151,15 +155,21 @@ def record_call(
         MarkError: Marks contradict each other or change nothing.
         RecordingError: The forward pass cannot be split into stages as marked.
     """
-    _check_model(model)
+    check_model(model)
+    if loss is not None:
+        check_loss_call(loss, targets)
     signature = CallSignature.of(model, args, kwargs or {}, targets)
+    check_inputs(signature.names, signature.tensors)
     with _LOCK, preserved(model) as snapshot:
         session = _Session(model, signature, loss, snapshot)
         tape = session.stable_tape()
         if strict:
             _check_strict(tape)
         built = build(tape, model, session.spans, session.aliases, session.output_names)
-        guards = tuple(guard_of(guard, tape) for guard in built.collapsed.guards)
+        guards = (
+            *sharing_guards(tape, signature.tensors),
+            *(guard_of(guard, tape) for guard in built.collapsed.guards),
+        )
     digest = _digest(built.graph, built.programs)
     training = tuple(module.training for module in model.modules())
     output = session.output
@@ -175,33 +185,57 @@ class _Session:
         self.model = model
         self.snapshot = snapshot
         self.messages: list[Message] = []
+        self.generators = Generators()
         self.signature = signature
         self.loss = loss
         self.output = unpack(None)
         self.output_names: tuple[str, ...] = ()
+        self.left: list[tuple[str, torch.Tensor]] = []
         self.spans: dict[Any, Any] = {}
         self.aliases: dict[int, list[str]] = {}
 
     def stable_tape(self) -> Tape:
-        """Record twice; a third time when the first two differ, since caches may have settled.
+        """Record twice; a third time when the first call built tables which the second found.
+
+        The second recording starts from what the first left on the model, so that state which one micro-batch leaves to
+        the next shows as a difference.
 
         Raises:
             RecordingError: They never agree: something outside torch decides what runs.
         """
-        tape = self._run()
-        apart: RecordingError | None = None
-        for _ in range(2):
-            before, tape = tape, self._run()
-            apart = difference(before, tape)
-            if apart is None:
-                return tape
-        raise apart if apart is not None else AssertionError
+        first = self._run(first=True)
+        left_behind = bool(self.left)
+        collapsed = collapse(first)
+        check_kept(first, collapsed)
+        second = self._run()
+        second.tainted = first.tainted | collapsed.tainted
+        apart = difference(first, second)
+        if apart is None:
+            if not left_behind:
+                return second
+            first.tainted = second.tainted
+            return first
+        if difference(first, second, built=True) is not None:
+            raise apart
+        third = self._run()
+        third.tainted = second.tainted | collapse(second).tainted
+        apart = difference(second, third)
+        if apart is not None:
+            raise apart
+        return third
 
-    def _run(self) -> Tape:
+    def _run(self, *, first: bool = False) -> Tape:
         examples = self.signature.tensors
         fakes = FakeState(self.model)
-        fake_inputs = [fakes.fake_of(tensor) for tensor in examples]
-        recorder = Recorder(self.model, fakes, examples, fake_inputs, self.signature.names, self.snapshot.holders)
+        # One tensor passed twice is one tensor for `is`, and for whoever writes it.
+        twins = {id(tensor): fakes.fake_of(tensor) for tensor in examples}
+        fake_inputs = [twins[id(tensor)] for tensor in examples]
+        self.generators.begin()
+        recorder = Recorder(
+            self.model, fakes, examples, fake_inputs, self.signature.names, self.snapshot.holders, self.generators
+        )
+        for name, tensor in self.left:
+            recorder.ledger.inherit(name, tensor, fakes.fake_of(tensor.detach()))
         seen: dict[str, Any] = {}
         base = torch.is_grad_enabled()
 
@@ -219,8 +253,9 @@ class _Session:
                 result = recorder.run(program, (), {})
         finally:
             fakes.leave()
-            self.snapshot.put_back_fakes()
+            self.left = self.snapshot.put_back_fakes(tensors_only=first)
             recorder.restore_constants()
+            self.generators.restore()
         recorder.marking.finish()
         self.messages += recorder.messages
         output, values = seen["output"]
@@ -278,26 +313,7 @@ class _Session:
         return None
 
 
-def _check_model(model: Any) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise RecordingError(
-            Diagnostic("no-module", f"The model is a {type(model).__name__}, not a torch.nn.Module.", (), None)
-        )
-    lazy = [name for name, parameter in model.named_parameters() if torch.nn.parameter.is_lazy(parameter)]  # type: ignore[redundant-expr]
-    if lazy:
-        raise RecordingError(
-            Diagnostic(
-                "lazy-parameters",
-                f"Parameter `{lazy[0]}` is lazy: it has no shape yet.",
-                (),
-                "run the model once on a real micro-batch before",
-            )
-        )
-
-
 def _check_strict(tape: Tape) -> None:
-    from ppdsl.recording.items import collapse
-
     for item in collapse(tape).items:
         if item.stage is None:
             raise RecordingError(

@@ -16,6 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ppdsl.annotate import listen
+from ppdsl.diagnostics import RecordingError
 from ppdsl.recording import compat
 from ppdsl.recording.fakes import FakeState
 from ppdsl.recording.findings import INNER_FILES, data_dependence, unseen
@@ -26,13 +27,12 @@ from ppdsl.recording.meter import Meter
 from ppdsl.recording.naming import EFFECTS, PLAIN_METHODS, PLAIN_PROPERTIES, TO_PYTHON, writes_in_place
 from ppdsl.recording.patches import intercepting
 from ppdsl.recording.probe import probe_call
-from ppdsl.recording.snapshot import random_fingerprint
-from ppdsl.recording.specials import call_special
+from ppdsl.recording.randomness import Generators, Streams
+from ppdsl.recording.specials import call_special, opened_closure
 from ppdsl.recording.steering import python_of_constant, python_of_input, shape_of_input
 from ppdsl.recording.structure import Unpacked, fill, unpack
 from ppdsl.recording.tape import (
     Ambient,
-    Frame,
     Message,
     Record,
     RecordKind,
@@ -40,7 +40,10 @@ from ppdsl.recording.tape import (
     ValueKind,
     ambient_now,
     meta_of,
+    origin,
 )
+from ppdsl.recording.unknown import Unknown
+from ppdsl.recording.upkeep import Upkeep
 from ppdsl.source import Place
 
 __all__ = ["Recorder"]
@@ -55,6 +58,8 @@ class Recorder(TorchFunctionMode):
         examples: The caller's tensors, as given.
         fake_inputs: Their fakes, in the same order.
         names: Paths of the caller's tensors.
+        holders: Where plain tensor attributes of the model live, by id.
+        generators: The user's generators met so far.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class Recorder(TorchFunctionMode):
         fake_inputs: Sequence[torch.Tensor],
         names: Sequence[str],
         holders: dict[int, tuple[Any, str]],
+        generators: Generators,
     ) -> None:
         super().__init__()
         self.model = model
@@ -76,18 +82,24 @@ class Recorder(TorchFunctionMode):
         self.paused = False
         self.substituting = True
         self.spied: dict[int, torch.Tensor] | None = None
+        self.refusals: list[RecordingError] = []
+        self.unknowns: list[tuple[torch.nn.Module, str, Unknown, bool]] = []
+        self.assigned: set[tuple[int, str]] = set()
+        self.depths = (0, 0)
         self.messages: list[Message] = []
-        self.generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
+        self.generators = generators
         self.region = self.nesting = 0
-        self.stream = random_fingerprint()
+        self.streams = Streams()
         self.marking = MarkState(self)
+        self.upkeep = Upkeep(model)
         self.meter = Meter()
         self.inputs: tuple[Value, ...] = ()
         for index, (tensor, example) in enumerate(zip(fake_inputs, examples, strict=True)):
             known = not compat.is_fake(example) and example.device.type != "meta"
             value = Value(ValueKind.INPUT, meta_of(tensor), names[index], index=index, known=known)
             self.inputs += (value,)
-            self.ledger.track(tensor, value)
+            if id(tensor) not in self.ledger.current:
+                self.ledger.track(tensor, value)
 
     # -- running ----------------------------------------------------------------------------------------------------
 
@@ -95,15 +107,23 @@ class Recorder(TorchFunctionMode):
         """Call `function` and hear what it does."""
         modules = list(self.model.modules())
         with listen(self.marking), intercepting(self, modules), self.meter, self:
+            self.depths = compat.mode_depths()
+            self.upkeep = Upkeep(self.model)
             result = function(*args, **kwargs)
-        self.note_randomness(self.frames.root)
+        if self.refusals:
+            raise self.refusals[0]
+        self.frames.settle()
+        self.streams.look(self.frames.root)
         self.frames.root.end = len(self.records)
         return result
 
     def restore_constants(self) -> None:
         """Undo what real calls did to the user's tensors and generators that are neither parameters nor buffers."""
-        for generator, state in self.generators.values():
-            generator.set_state(state)
+        for module, name, unknown, existed in reversed(self.unknowns):
+            if module.__dict__.get(name) is unknown:
+                module.__dict__[name] = unknown.before
+                if not existed:
+                    del module.__dict__[name]
         self.ledger.restore()
 
     @contextmanager
@@ -116,10 +136,23 @@ class Recorder(TorchFunctionMode):
         finally:
             self.paused, self.spied = outer
 
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Remember an error raised inside: code around that catches it must not go on as if nothing had been said."""
+        try:
+            yield
+        except RecordingError as error:
+            if not any(error is other for other in self.refusals):
+                self.refusals.append(error)
+            raise
+
     # -- torch calls ------------------------------------------------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        with self.noting():
+            return self._hear(func, args, kwargs or {})
+
+    def _hear(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.paused:
             return self._run_paused(func, args, kwargs)
         name = getattr(func, "__name__", "")
@@ -127,12 +160,18 @@ class Recorder(TorchFunctionMode):
             name = func.__self__.__name__
             if name in PLAIN_PROPERTIES:
                 return func(self.ledger.stand_in(args[0]))
-            return self._call(getattr, "__get__", (args[0], name), {})
+            result = self._call(getattr, "__get__", (args[0], name), {})
+            if name == "grad" and result is None and self._is_parameter(args[0]):
+                self.frames.current.read_grad = self.place_now()
+            return result
         if name == "__set__":
             return self._call(setattr, name, (args[0], func.__self__.__name__, args[1]), {})
         if name in PLAIN_METHODS:
             return func(*args, **kwargs)
         return self._call(func, name, args, kwargs)
+
+    def _is_parameter(self, tensor: torch.Tensor) -> bool:
+        return origin(self.ledger.value_of(self.ledger.stand_in(tensor))).kind is ValueKind.PARAMETER
 
     def _run_paused(self, func: Any, args: Any, kwargs: Any) -> Any:
         parts = unpack((args, kwargs))
@@ -146,10 +185,12 @@ class Recorder(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _call(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name in EFFECTS:
+            args = tuple(map(opened_closure, args))
         parts = unpack((args, kwargs))
         generator = kwargs.get("generator")
-        if generator is not None and id(generator) not in self.generators:
-            self.generators[id(generator)] = (generator, generator.get_state())
+        if isinstance(generator, torch.Generator):
+            self.generators.use(generator, self.frames.current, self.place_now())
         tensors = [self.ledger.stand_in(t) for t in parts.tensors]
         fake = any(map(compat.is_fake, tensors))
         if writes_in_place(name) or "out" in kwargs:
@@ -160,6 +201,8 @@ class Recorder(TorchFunctionMode):
             args, kwargs = fill(parts.template, tensors)
         if name in TO_PYTHON:
             return self._to_python(func, name, args, kwargs, parts, values, fake)
+        if compat.mode_depths()[1] > self.depths[1]:
+            self.frames.current.foreign_mode = self.place_now()
         versions = [compat.version_of(tensor) for tensor in tensors]
         self.meter.reset()
         try:
@@ -269,19 +312,27 @@ class Recorder(TorchFunctionMode):
         """A module is called."""
         if self.paused:
             return original(module, *args, **kwargs)
-        return self.frames.call(original, owner, module, args, kwargs)
+        with self.noting():
+            return self.frames.call(original, owner, module, args, kwargs)
 
     def on_function(self, name: str, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record functions that torch does not announce: custom autograd Functions, checkpoint, vmap, grad, cond."""
         if self.paused:
             return original(*args, **kwargs)
+        if name in ("manual_seed", "set_rng_state", "seed"):
+            self.frames.current.seeded = self.place_now()
+            return original(*args, **kwargs)
         if name in ("autocast_enter", "autocast_exit", "saved_hooks"):
             self._note_block(name)
             return original(*args, **kwargs)
-        return call_special(self, name, original, args, kwargs)
+        with self.noting():
+            return call_special(self, name, original, args, kwargs)
 
     def on_attribute(self, module: Any, name: str, value: Any, before: Any) -> None:
         """Record `module.name = tensor`, alone or in a container; note plain values that another stage may read."""
+        self.upkeep.wrote(module, name, self.frames.current, recorded=False)
+        if self.paused and name != "training":
+            self.assigned.add((id(module), name))
         if self.paused or isinstance(value, torch.nn.Module):
             return
         if isinstance(value, (bool, int, float, str)):
@@ -295,6 +346,7 @@ class Recorder(TorchFunctionMode):
             if not parts.tensors:
                 return
             values = tuple(self.ledger.value_of(self.ledger.stand_in(t)) for t in parts.tensors)
+        self.upkeep.wrote(module, name, self.frames.current, recorded=True)
         record = self.append(RecordKind.ATTRIBUTE, (module, name), parts.template, values)
         record.effect = True
         if isinstance(value, torch.Tensor):
@@ -314,13 +366,6 @@ class Recorder(TorchFunctionMode):
             self.nesting += 1
         else:
             self.nesting -= 1
-
-    def note_randomness(self, frame: Frame) -> None:
-        """Whether Python's or numpy's random numbers were drawn since the last look, by code of `frame` itself."""
-        stream = random_fingerprint()
-        if stream != self.stream:
-            self.stream = stream
-            frame.drew = True
 
     # -- places -----------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,9 @@ def same_value(left: Any, right: Any, depth: int = 4) -> bool:
         return False
     if isinstance(left, types.MethodType):
         return left.__func__ is right.__func__ and left.__self__ is right.__self__
-    if isinstance(left, (*_PRIMITIVE, tuple)):
+    if isinstance(left, tuple):
+        return len(left) == len(right) and all(same_value(a, b, depth) for a, b in zip(left, right, strict=True))
+    if isinstance(left, _PRIMITIVE):
         # repr tells nan from nan and 0.0 from -0.0, where == does not.
         return bool(left == right) or repr(left) == repr(right)
     if isinstance(left, torch.Generator):

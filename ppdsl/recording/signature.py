@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from ppdsl.diagnostics import CallError, Diagnostic
 from ppdsl.recording.structure import Atom, Branch, Hole, Path, Template, Unpacked, fill, same_shape_of, unpack
 
-__all__ = ["CallSignature"]
+__all__ = ["CallSignature", "check_loss_call"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,30 @@ class CallSignature:
         if not same_shape_of(parts.template, recorded):
             raise CallError(_apart(recorded, parts.template, ()) or _other_structure("the call"))
         return parts.tensors
+
+
+def check_loss_call(loss: Callable[..., Any], targets: tuple[Any, ...]) -> None:
+    """Check that `loss` takes the output and these targets.
+
+    Raises:
+        CallError: It needs more arguments, or takes fewer.
+    """
+    try:
+        parameters = inspect.signature(loss.forward if isinstance(loss, torch.nn.Module) else loss)
+    except (TypeError, ValueError):
+        return
+    try:
+        parameters.bind(None, *targets)
+    except TypeError as error:
+        given = {0: "no targets", 1: "one target"}.get(len(targets), f"{len(targets)} targets")
+        raise CallError(
+            Diagnostic(
+                "wrong-targets",
+                f"The loss is called with the output and {given}, which does not fit it: {error}.",
+                (),
+                f"pass targets=...: one tensor, or a tuple for several; the loss takes {parameters}",
+            )
+        ) from None
 
 
 def _bind(

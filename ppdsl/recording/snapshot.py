@@ -37,14 +37,27 @@ class Snapshot:
         for module, state in self._modules:
             _put_back(module, state)
 
-    def put_back_fakes(self) -> None:
-        """Put back only what holds a tensor without data by now; what Python built besides stays."""
+    def put_back_fakes(self, *, tensors_only: bool = False) -> list[tuple[str, torch.Tensor]]:
+        """Put back only what holds a tensor without data by now; what Python built besides stays.
+
+        Args:
+            tensors_only: Leave it where no tensor stood before: the next call would find it there.
+
+        Returns:
+            (attribute, tensor) of each tensor that was left.
+        """
+        left: list[tuple[str, torch.Tensor]] = []
         for module, state in self._modules:
             for name, value in list(module.__dict__.items()):
                 if isinstance(value, dict) and name in ("_parameters", "_buffers"):
                     _drop_fakes(value, state[name][1])
-                elif _holds_fake(value):
+                elif not (found := list(_fakes_in(value))):
+                    continue
+                elif tensors_only and not isinstance(state.get(name, (None,))[0], torch.Tensor):
+                    left += [(name, tensor) for tensor in found]
+                else:
                     _put_back_one(module, name, state)
+        return left
 
     @property
     def hooks_changed(self) -> bool:
@@ -68,11 +81,13 @@ def preserved(model: torch.nn.Module) -> Iterator[Snapshot]:
     snapshot = Snapshot(model)
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
     streams = _random_states()
+    grad_mode = torch.is_grad_enabled()
     done = False
     try:
         yield snapshot
         done = True
     finally:
+        torch.set_grad_enabled(grad_mode)  # a forward that raised may have left it switched
         if done and snapshot.hooks_changed:
             snapshot.put_back_fakes()
         else:
@@ -100,14 +115,13 @@ def _copy(value: Any) -> Any:
     return value.copy() if isinstance(value, (dict, list, set)) and hasattr(value, "copy") else None
 
 
-def _holds_fake(value: Any, depth: int = 0) -> bool:
+def _fakes_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
-        return compat.is_fake(value)
-    if depth < 3 and isinstance(value, (list, tuple)):
-        return any(_holds_fake(item, depth + 1) for item in value)
-    if depth < 3 and isinstance(value, dict):
-        return any(_holds_fake(item, depth + 1) for item in value.values())
-    return False
+        if compat.is_fake(value):
+            yield value
+    elif depth < 3 and isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _fakes_in(item, depth + 1)
 
 
 def _drop_fakes(slots: dict[str, Any], before: dict[str, Any]) -> None:

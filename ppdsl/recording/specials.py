@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from typing import Any
+
+import torch
 
 from ppdsl.diagnostics import RecordingError
 from ppdsl.recording import compat
@@ -11,7 +14,7 @@ from ppdsl.recording.findings import unseen
 from ppdsl.recording.structure import hides_tensor, unpack
 from ppdsl.recording.tape import Value, ValueKind, origin
 
-__all__ = ["call_special", "freeze"]
+__all__ = ["call_special", "freeze", "opened_closure", "used_elsewhere"]
 
 _CHECKPOINT_OPTIONS = ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop")
 
@@ -44,6 +47,35 @@ def freeze(function: Any) -> Any:
     frozen.__kwdefaults__ = function.__kwdefaults__
     frozen.__dict__.update(function.__dict__)
     return frozen
+
+
+def opened_closure(function: Any) -> Any:
+    """Return a function that gets the tensors of its closure as arguments, so that they are recorded as such."""
+    if not isinstance(function, types.FunctionType) or not function.__closure__:
+        return function
+    try:
+        contents = [cell.cell_contents for cell in function.__closure__]
+    except ValueError:
+        return function
+    if not any(isinstance(content, torch.Tensor) for content in contents):
+        return function
+    return functools.partial(_WithClosure(function), *contents)
+
+
+class _WithClosure:
+    """Calls a function with other contents in its closure: as many as it has, before its own arguments."""
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        function, count = self.function, len(self.function.__closure__ or ())
+        cells = tuple(map(types.CellType, args[:count]))
+        inner = types.FunctionType(
+            function.__code__, function.__globals__, function.__name__, function.__defaults__, cells
+        )
+        inner.__kwdefaults__ = function.__kwdefaults__
+        return inner(*args[count:], **kwargs)
 
 
 def used_elsewhere(recorder: Any, spied: dict[int, Any], values: tuple[Value, ...], name: str) -> tuple[Value, ...]:

@@ -13,7 +13,7 @@ from ppdsl.recording.replay import slice_of
 from ppdsl.recording.structure import Unpacked, fill
 from ppdsl.recording.tape import Record, RecordKind, Value
 
-__all__ = ["python_of_constant", "python_of_input", "shape_of_input"]
+__all__ = ["ShapesOf", "python_of_constant", "python_of_input", "shape_of_input", "unpack_like"]
 
 _LARGEST_BELOW_ONE = 1.0 - 2.0**-24
 
@@ -87,6 +87,7 @@ class ShapesOf:
         self.__name__ = f"shape of {getattr(function, '__name__', 'result')}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[tuple[int, ...]]:
+        """Return the shapes for these arguments."""
         return [tuple(tensor.shape) for tensor in unpack_like(self.function(*args, **kwargs)).tensors]
 
 

@@ -19,6 +19,8 @@ from ppdsl.recording.containers import ATOMS, children_of
 from ppdsl.recording.sameness import same_value
 
 __all__ = [
+    "Atom",
+    "Branch",
     "Hole",
     "Path",
     "Template",

@@ -204,7 +204,12 @@ class Frame:
         depth: Position of the class whose `__call__` runs, in the order of method resolution.
         drew: Python's or numpy's random numbers were drawn directly inside.
         held: Ids of values that a module inside can reach by itself, whatever it is given.
+        changed: What its code changed on modules: (module's id, entry) to the module; see `Upkeep`.
+        kept: (module, entry) of tensors, tables and submodules that its code left changed without a record.
         saved_hooks: Where saved-tensor hooks were entered directly inside.
+        foreign_mode: Where torch was called inside a TorchDispatchMode of the user's, directly inside.
+        seeded: Where torch's random numbers were seeded, directly inside.
+        read_grad: Where `.grad` of a parameter was read, directly inside, and was None.
     """
 
     module: Any
@@ -230,7 +235,12 @@ class Frame:
     depth: int = -1
     drew: bool = False
     held: set[int] = field(default_factory=set)
+    changed: dict[tuple[int, str], Any] = field(default_factory=dict)
+    kept: list[tuple[Any, str]] = field(default_factory=list)
     saved_hooks: Place | None = None
+    foreign_mode: Place | None = None
+    seeded: Place | None = None
+    read_grad: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +265,7 @@ class Tape:
         outputs: Values of the tensors in the model's output.
         loss: The value of the loss, or None.
         messages: Python values written to attributes.
+        tainted: Ids of modules that code between modules changes, as far as an earlier recording found.
         optional_cuts: Possible borders that the model passed: (name, stage reached, place).
     """
 
@@ -266,3 +277,4 @@ class Tape:
     loss: Value | None
     optional_cuts: tuple[tuple[str | None, Place], ...] = ()
     messages: tuple[Message, ...] = ()
+    tainted: frozenset[int] = frozenset()

@@ -211,6 +211,7 @@ def _check_state(visits: list[Visit]) -> None:
                 module, name = item.target
                 writers.setdefault((id(module), name), []).append((visit, item))
     _add_writes_after_assignment(visits, writers)
+    _add_assignments_inside(visits, writers, readers)
     for key, written in writers.items():
         everyone = written + readers.get(key, [])
         if len({id(visit) for visit, _ in everyone}) > 1:
@@ -230,6 +231,20 @@ def _add_writes_after_assignment(visits: list[Visit], writers: dict[tuple[int, s
         assignments = [(*item.target, value) for value in item.inputs] if item.attribute_write else item.attributes
         for module, name, value in assignments:
             kept[id(memory_of(value))] = ((id(module), name), (visit, item))
+
+
+def _add_assignments_inside(
+    visits: list[Visit],
+    writers: dict[tuple[int, str], list[tuple[Visit, Item]]],
+    readers: dict[tuple[int, str], list[tuple[Visit, Item]]],
+) -> None:
+    """A visit may leave something of its own in an attribute, if nobody elsewhere reads what was there before."""
+    for visit in visits:
+        for item in visit.items:
+            for module, name in item.assigned:
+                key = (id(module), name)
+                if any(reader is not visit for reader, _ in readers.get(key, [])):
+                    writers.setdefault(key, []).append((visit, item))
 
 
 def _state_key(value: Value) -> tuple[int, str]:

@@ -16,7 +16,7 @@ from ppdsl.diagnostics import CallError, Diagnostic
 from ppdsl.graph.ir import InputRoute, OutputRoute
 from ppdsl.runtime.layout import dtype_of
 
-__all__ = ["Batch", "BatchAxis", "join_microbatches", "slice_like", "split_batch"]
+__all__ = ["Batch", "BatchAxis", "check_names", "join_microbatches", "output_axis", "slice_like", "split_batch"]
 
 BatchAxis = Mapping[str, int | None]
 """Name of an input or output -> the axis of its batch; None: the same for every micro-batch."""

@@ -10,7 +10,6 @@ import contextlib
 import json
 import time
 from collections.abc import Collection, Mapping
-from datetime import timedelta
 from typing import Any
 
 from torch.distributed.distributed_c10d import Store
@@ -195,8 +194,6 @@ class Board:
     def leave(self) -> None:
         """Say that this process ends."""
         with contextlib.suppress(Exception):
-            # Not the default of the store, which may wait for minutes for a host that is gone.
-            self._store.set_timeout(timedelta(seconds=1))
             self._store.set(f"left/{self.rank}", "")
 
 

@@ -20,10 +20,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+from torch.distributed.distributed_c10d import PrefixStore
 
 from ppdsl.diagnostics import CallError, Diagnostic, RunError
 from ppdsl.plan.messages import Message, MessagePlan, Send
+from ppdsl.recording import compat
 from ppdsl.runtime.board import Board
 from ppdsl.runtime.executor import Executor
 from ppdsl.runtime.layout import Layout
@@ -54,7 +55,7 @@ class DistributedWorld:
         self._nccl = torch.cuda.is_available() and _default_has_nccl()
         self._device = device or (_local_cuda() if self._nccl else torch.device("cpu"))
         self._nccl = self._nccl and self._device.type == "cuda"
-        store = PrefixStore(f"ppdsl/{next(_numbers)}", _get_default_store())
+        store = PrefixStore(f"ppdsl/{next(_numbers)}", compat.default_store())
         self.board = Board(store, self.rank, self.ranks, timeout)
         # Longer than ours, so that it is ppdsl that says what was awaited.
         self._limit = timedelta(seconds=2 * timeout + 30)

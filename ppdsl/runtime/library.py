@@ -7,9 +7,9 @@ import operator
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ppdsl.recording.record import Recording, record_call
+from ppdsl.recording.structure import Path, fill, unpack
 from ppdsl.runtime.batch import check_names, slice_like, split_batch
 from ppdsl.runtime.compiled import Compiled, build_plan
 from ppdsl.runtime.options import Options
@@ -90,20 +90,19 @@ class Library:
         recording = self._recording(with_loss=False)
         leaves = recording.bind(args, kwargs, ())
         batch = split_batch(recording.graph.inputs, leaves, self.microbatches, self._options.batch_axis)
-        flat, structure = pytree.tree_flatten(targets)
-        cut = [self._cut(f"targets[{i}]", leaf, batch.rows or 1) for i, leaf in enumerate(flat)]
-        self.targets = tuple(pytree.tree_unflatten(cut, structure))
+        whole = unpack(targets)
+        axes, rows = self._options.batch_axis, batch.rows or 1
+        cut = [
+            slice_like(_target_name(path), leaf, rows, self.microbatches, axes).detach()
+            for path, leaf in zip(whole.paths, whole.tensors, strict=True)
+        ]
+        self.targets = fill(whole.template, cut)
         try:
             self._recording(with_loss=True)
         except Exception:
             # These targets were no example: the next call's may be.
             self.targets = None
             raise
-
-    def _cut(self, name: str, leaf: Any, rows: int) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        return slice_like(name, leaf, rows, self.microbatches, self._options.batch_axis).detach()
 
     def _recording(self, *, with_loss: bool) -> Recording:
         key = (with_loss, self._state())
@@ -133,6 +132,11 @@ class Library:
             f"{name} {tuple(p.shape)} {p.dtype}" for name, p in self.model.named_parameters(remove_duplicate=False)
         ]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:8]
+
+
+def _target_name(path: Path) -> str:
+    """Return how a user writes the way to a target, as the recorded input will be named."""
+    return "targets" + "".join(f".{key}" if kind == "attr" else f"[{key!r}]" for kind, key in path)
 
 
 def _settings(module: torch.nn.Module) -> str:

@@ -23,7 +23,7 @@ from ppdsl.schedule.action import parse_action
 from ppdsl.timeline import Event, Timeline
 from ppdsl.units import Seconds
 
-__all__ = ["StepResult", "collect_outputs", "collect_timeline", "joined_layout", "share_loss"]
+__all__ = ["StepResult", "check_outputs", "collect_outputs", "collect_timeline", "joined_layout", "share_loss"]
 
 _CPU = torch.device("cpu")
 

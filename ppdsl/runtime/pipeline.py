@@ -22,6 +22,7 @@ from ppdsl.runtime.ties import copy_from_owner, sum_gradients
 from ppdsl.runtime.world import World
 from ppdsl.schedule.table import Schedule
 from ppdsl.timeline import Timeline
+from ppdsl.units import counted
 
 __all__ = ["Pipeline", "pipeline"]
 
@@ -313,8 +314,8 @@ class Pipeline:
     def __repr__(self) -> str:
         graph, schedule = self.graph, self.schedule
         return (
-            f"Pipeline({graph.name}: {len(graph.stages)} stages on {schedule.ranks} ranks, {schedule.name}, "
-            f"{self._library.microbatches} micro-batches)"
+            f"Pipeline({graph.name}: {counted(len(graph.stages), 'stage')} on {counted(schedule.ranks, 'rank')}, "
+            f"{schedule.name}, {counted(self._library.microbatches, 'micro-batch')})"
         )
 
 

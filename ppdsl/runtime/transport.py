@@ -62,12 +62,12 @@ def make_parcels(plan: MessagePlan) -> dict[Message, Parcel]:
     layouts = [Layout.of(edge.meta) for edge in graph.edges]
     sends = [step.message for row in plan.rows for step in row if isinstance(step, Send)]
     return {
-        message: Parcel(index, message, layouts[message.edge], describe(graph, message))
+        message: Parcel(index, message, layouts[message.edge], _describe(graph, message))
         for index, message in enumerate(sends)
     }
 
 
-def describe(graph: StageGraph, message: Message) -> str:
+def _describe(graph: StageGraph, message: Message) -> str:
     """Return what travels, from which stage to which, of which micro-batch."""
     edge = graph.edges[message.edge]
     producer, consumer = graph.stages[edge.producer].label, graph.stages[message.consumer].label

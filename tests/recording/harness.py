@@ -134,8 +134,7 @@ def run_split(recording: Recording, calls: Sequence[Call], *, with_loss: bool) -
 def accept(recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
     """Return a micro-batch's tensors, after every check that the recording asks for."""
     given = recording.bind(args, kwargs)
-    for guard in recording.guards:
-        guard.check(given)
+    recording.check(given)
     return given
 
 

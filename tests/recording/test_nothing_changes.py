@@ -45,6 +45,9 @@ def everything(model: nn.Module, call: Any) -> dict[str, Any]:
 
 def _parts(path: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Tensor):
+        if isinstance(value, nn.UninitializedParameter):
+            yield path, id(value)
+            return
         content = None if value.is_meta or value.layout is not torch.strided else value.detach().tolist()
         yield path, (id(value), type(value), value.requires_grad, value.grad_fn, value._version, repr(content))
         if value.is_leaf and value.layout is torch.strided:

@@ -259,3 +259,68 @@ class VmapClosesOverItsOwnArgument(Net):
             h = self.a(x)
         with pp.stage(1):
             return self.b(torch.vmap(lambda row: row * h.sum())(h))
+
+
+@toy("6.7", "6.8", error=PENDING)
+class StateThatIsNoneAtFirst(Net):
+    """The first micro-batch finds no state, the second one does: they do not run the same code."""
+
+    def setup(self) -> None:
+        self.state: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        with pp.stage(0):
+            h = self.a(x)
+            if self.state is not None:
+                h = h + self.state
+            self.state = h.detach()
+        with pp.stage(1):
+            return self.b(h)
+
+
+@toy("6.7", "6.8", error=PENDING)
+class StateThatGrows(Net):
+    def setup(self) -> None:
+        self.history: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        with pp.stage(0):
+            h = self.a(x)
+            self.history.append(h.detach())
+            h = h + sum(self.history)
+        with pp.stage(1):
+            return self.b(h)
+
+
+@toy("6.8", "3.18", error=PENDING)
+class FirstCallIsAnother(Net):
+    """Settles after the first call, yet the first micro-batch must run what the first call ran."""
+
+    def setup(self) -> None:
+        self.first = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        with pp.stage(0):
+            h = self.a(x)
+            if self.first:
+                h = h * 2
+                self.first = False
+        with pp.stage(1):
+            return self.b(h)
+
+
+@toy("6.8", "3.18", error=PENDING)
+class LazyTableOfRandomNumbers(Net):
+    """Built once, from numbers that a recording must not draw for the user."""
+
+    def setup(self) -> None:
+        self.table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        with pp.stage(0):
+            h = self.a(x)
+            if self.table is None:
+                self.table = torch.rand(4)
+            h = h * self.table
+        with pp.stage(1):
+            return self.b(h)

@@ -393,3 +393,33 @@ class BufferOfFrozenNumbersUnderTwoNames(Net):
             h = self.a(x) * self.left
         with pp.stage(1):
             return self.b(h) * self.right
+
+
+class GrowsInside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.history: list[Tensor] = []
+        self.state: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x)
+        if self.state is not None:
+            h = h + self.state
+        self.state = h.detach()
+        self.history.append(self.state)
+        return h + sum(self.history)
+
+
+@toy("6.7", "3.2")
+class StateGrowsInsideAModule(Net):
+    """Nothing at first, something in the second micro-batch: the module called whole sees to it itself."""
+
+    def setup(self) -> None:
+        self.grows = GrowsInside()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with pp.stage(0):
+            h = self.grows(x)
+        with pp.stage(1):
+            return self.b(h)
