@@ -9,7 +9,7 @@ import torch
 
 from ppdsl.diagnostics import Diagnostic, Label
 from ppdsl.graph.ir import Edge, InputRoute, OutputRoute, Stage, StageGraph, Tie
-from ppdsl.recording.checks import check_borders, check_open_frames, warnings_of
+from ppdsl.recording.checks import check_borders, check_open_frames, order_warnings, warnings_of
 from ppdsl.recording.claims import claim_parameters
 from ppdsl.recording.findings import error_at
 from ppdsl.recording.items import Collapsed, Item, collapse
@@ -89,7 +89,7 @@ def build(
         ),
         loss=None if tape.loss is None else _home(routes.resolve(tape.loss), routes, position, len(visits)),
         name=type(model).__name__,
-        warnings=(*warnings_of(tape, collapsed), *_edge_warnings(edges, collapsed)),
+        warnings=(*warnings_of(tape, collapsed), *order_warnings(visits), *_edge_warnings(edges, collapsed)),
     )
     return Built(graph, tuple(programs), collapsed)
 

@@ -67,8 +67,12 @@ class Captured(_Named):
 
     def __init__(self, tensor: torch.Tensor, name: str, *, fresh: bool = False) -> None:
         super().__init__(name)
-        self.tensor = tensor
+        self.tensor = self._given = tensor
         self.fresh = fresh
+
+    def place(self, device: torch.device) -> None:
+        """Use a copy on `device`, or the tensor itself where it is there already."""
+        self.tensor = self._given.to(device)
 
     def __call__(self) -> torch.Tensor:
         """Return the tensor itself, or a copy that may be written."""

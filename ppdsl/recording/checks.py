@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from ppdsl.recording.items import Collapsed, Item
 from ppdsl.recording.tape import Frame, Tape, Value
 from ppdsl.recording.visits import Visit
 
-__all__ = ["check_borders", "check_kept", "check_open_frames", "warnings_of"]
+__all__ = ["check_borders", "check_kept", "check_open_frames", "order_warnings", "warnings_of"]
 
 
 def check_open_frames(tape: Tape, collapsed: Collapsed) -> None:
@@ -137,6 +138,23 @@ def warnings_of(tape: Tape, collapsed: Collapsed) -> tuple[Diagnostic, ...]:
                 )
             )
     return tuple(found)
+
+
+def order_warnings(visits: list[Visit]) -> tuple[Diagnostic, ...]:
+    """Tell when stage after stage draws torch's random numbers in another order than the model alone."""
+    drawing = [item for visit in visits for item in visit.items if item.random]
+    late = next((b for a, b in itertools.pairwise(drawing) if b.order < a.order), None)
+    if late is None:
+        return ()
+    return (
+        Diagnostic(
+            "random-order",
+            f"`{late.name}` draws random numbers after a stage that the model alone runs later: with one seed, dropout "
+            "and noise come out otherwise than without stages.",
+            labels_of(late.place),
+            "draw in the order of the stages, if the same numbers matter",
+        ),
+    )
 
 
 def _ancestors(values: list[Value], makers: dict[int, Item], collapsed: Collapsed) -> list[Item]:

@@ -181,10 +181,18 @@ def _where(place: Place | None) -> str:
     return place.span.short if place is not None else "an unknown place"
 
 
+def _brief(value: Any) -> str:
+    """The value itself; of functions and objects, whose text holds an address, the name."""
+    if isinstance(value, types.FunctionType):
+        return f"function {value.__name__}"
+    kind: Any = type(value)
+    return repr(value) if kind.__repr__ is not object.__repr__ else f"a {kind.__name__}"
+
+
 def _atoms_apart(left: Template, right: Template) -> str | None:
     """Return the first pair of constants that differ."""
     if isinstance(left, Atom) and isinstance(right, Atom):
-        return None if same_shape_of(left, right) else f"{left.value!r} / {right.value!r}"
+        return None if same_shape_of(left, right) else f"{_brief(left.value)} / {_brief(right.value)}"
     if isinstance(left, Branch) and isinstance(right, Branch) and len(left.children) == len(right.children):
         for a, b in zip(left.children, right.children, strict=True):
             apart = _atoms_apart(a, b)

@@ -16,7 +16,7 @@ from ppdsl.graph.ir import StageGraph
 from ppdsl.recording import compat
 from ppdsl.recording.admission import check_inputs, check_model
 from ppdsl.recording.build import build
-from ppdsl.recording.checks import check_kept
+from ppdsl.recording.checks import check_kept, check_open_frames
 from ppdsl.recording.compare import difference
 from ppdsl.recording.fakes import FakeState
 from ppdsl.recording.guards import Guard, guard_of, sharing_guards
@@ -216,6 +216,7 @@ class _Session:
             first.tainted = second.tainted
             return first
         if difference(first, second, built=True) is not None:
+            check_open_frames(second, collapse(second))  # random numbers, say: the better reason, if there is one
             raise apart
         third = self._run()
         third.tainted = second.tainted | collapse(second).tainted

@@ -6,6 +6,7 @@ whole is decided afterwards (see `collapse`): only then is it known what is used
 
 from __future__ import annotations
 
+import copy
 import sys
 import types
 from collections.abc import Iterator, Sequence
@@ -19,17 +20,16 @@ from ppdsl.annotate import listen
 from ppdsl.diagnostics import RecordingError
 from ppdsl.recording import compat
 from ppdsl.recording.fakes import FakeState
-from ppdsl.recording.findings import INNER_FILES, data_dependence, unseen
+from ppdsl.recording.findings import INNER_FILES, unseen
 from ppdsl.recording.frames import Frames
 from ppdsl.recording.ledger import Ledger
 from ppdsl.recording.marking import MarkState
 from ppdsl.recording.meter import Meter
 from ppdsl.recording.naming import EFFECTS, PLAIN_METHODS, PLAIN_PROPERTIES, TO_PYTHON, writes_in_place
 from ppdsl.recording.patches import intercepting
-from ppdsl.recording.probe import probe_call
 from ppdsl.recording.randomness import Generators, Streams
 from ppdsl.recording.specials import call_special, opened_closure
-from ppdsl.recording.steering import python_of_constant, python_of_input, shape_of_input
+from ppdsl.recording.steering import python_value, without_fake_kernel
 from ppdsl.recording.structure import Unpacked, fill, unpack
 from ppdsl.recording.tape import (
     Ambient,
@@ -42,7 +42,7 @@ from ppdsl.recording.tape import (
     meta_of,
     origin,
 )
-from ppdsl.recording.unknown import Unknown
+from ppdsl.recording.unknown import Unknown, restore_numbers
 from ppdsl.recording.upkeep import Upkeep
 from ppdsl.source import Place
 
@@ -119,11 +119,7 @@ class Recorder(TorchFunctionMode):
 
     def restore_constants(self) -> None:
         """Undo what real calls did to the user's tensors and generators that are neither parameters nor buffers."""
-        for module, name, unknown, existed in reversed(self.unknowns):
-            if module.__dict__.get(name) is unknown:
-                module.__dict__[name] = unknown.before
-                if not existed:
-                    del module.__dict__[name]
+        restore_numbers(self)
         self.ledger.restore()
 
     @contextmanager
@@ -168,6 +164,12 @@ class Recorder(TorchFunctionMode):
             return self._call(setattr, name, (args[0], func.__self__.__name__, args[1]), {})
         if name in PLAIN_METHODS:
             return func(*args, **kwargs)
+        if name == "__deepcopy__":
+            # Its memo is the caller's, and differs each time.
+            memo = args[1]
+            if id(args[0]) not in memo:
+                memo[id(args[0])] = self._call(copy.deepcopy, name, (args[0],), {})
+            return memo[id(args[0])]
         return self._call(func, name, args, kwargs)
 
     def _is_parameter(self, tensor: torch.Tensor) -> bool:
@@ -200,7 +202,7 @@ class Recorder(TorchFunctionMode):
         if any(a is not b for a, b in zip(tensors, parts.tensors, strict=True)):
             args, kwargs = fill(parts.template, tensors)
         if name in TO_PYTHON:
-            return self._to_python(func, name, args, kwargs, parts, values, fake)
+            return python_value(self, func, name, args, kwargs, parts, values, fake=fake)
         if compat.mode_depths()[1] > self.depths[1]:
             self.frames.current.foreign_mode = self.place_now()
         versions = [compat.version_of(tensor) for tensor in tensors]
@@ -210,7 +212,7 @@ class Recorder(TorchFunctionMode):
         except (*compat.DATA_ERRORS, RuntimeError, NotImplementedError) as error:
             if not fake or isinstance(error, torch.OutOfMemoryError):
                 raise
-            result = self._without_fake_kernel(func, name, parts, values, tensors, error)
+            result = without_fake_kernel(self, func, name, parts, values, tensors, error)
         written = [i for i, t in enumerate(tensors) if compat.version_of(t) != versions[i]]
         if written and fake and any(not compat.is_fake(tensors[i]) for i in written):
             raise unseen(self.place_now(), f"`{name}` writes a real tensor with values that are being recorded")
@@ -277,32 +279,6 @@ class Recorder(TorchFunctionMode):
         self.records.append(record)
         self.frames.current.parts.append(record)
         return record
-
-    # -- python values ----------------------------------------------------------------------------------------------
-
-    def _to_python(
-        self, func: Any, name: str, args: Any, kwargs: Any, parts: Unpacked, values: tuple[Value, ...], fake: bool
-    ) -> Any:
-        if name == "__format__" and fake:
-            return object.__format__(args[0], "") if not args[1:] or not args[1] else "?"
-        if not fake:
-            return python_of_constant(self, func, name, args, kwargs, values)
-        if all(value.known for value in values):
-            return python_of_input(self, func, name, parts, values)
-        raise data_dependence(name, self.place_now(), self.frames.current, any(value.random for value in values))
-
-    def _without_fake_kernel(
-        self,
-        func: Any,
-        name: str,
-        parts: Unpacked,
-        values: tuple[Value, ...],
-        tensors: list[torch.Tensor],
-        error: Exception,
-    ) -> Any:
-        if all(value.known for value in values) and isinstance(error, compat.DATA_ERRORS):
-            return shape_of_input(self, func, parts, values)
-        return probe_call(self, func, name, parts, values, tensors, error)
 
     # -- module calls -----------------------------------------------------------------------------------------------
 

@@ -9,13 +9,54 @@ import torch
 
 from ppdsl.recording import compat
 from ppdsl.recording.findings import data_dependence, error_at
+from ppdsl.recording.probe import probe_call
 from ppdsl.recording.replay import slice_of
 from ppdsl.recording.structure import Unpacked, fill
 from ppdsl.recording.tape import Record, RecordKind, Value
 
-__all__ = ["ShapesOf", "python_of_constant", "python_of_input", "shape_of_input", "unpack_like"]
+__all__ = ["python_value", "without_fake_kernel"]
 
 _LARGEST_BELOW_ONE = 1.0 - 2.0**-24
+
+
+def python_value(
+    recorder: Any,
+    func: Any,
+    name: str,
+    args: Any,
+    kwargs: Any,
+    parts: Unpacked,
+    values: tuple[Value, ...],
+    *,
+    fake: bool,
+) -> Any:
+    """Return what a call that turns tensors into a Python value gives.
+
+    Raises:
+        DataDependence: It needs numbers that are not there.
+    """
+    if name == "__format__" and fake:
+        return object.__format__(args[0], "") if not args[1:] or not args[1] else "?"
+    if not fake:
+        return python_of_constant(recorder, func, name, args, kwargs, values)
+    if all(value.known for value in values):
+        return python_of_input(recorder, func, name, parts, values)
+    raise data_dependence(name, recorder.place_now(), recorder.frames.current, any(value.random for value in values))
+
+
+def without_fake_kernel(
+    recorder: Any,
+    func: Any,
+    name: str,
+    parts: Unpacked,
+    values: tuple[Value, ...],
+    tensors: list[torch.Tensor],
+    error: Exception,
+) -> Any:
+    """Return fakes for the result of a call that cannot run on fakes."""
+    if all(value.known for value in values) and isinstance(error, compat.DATA_ERRORS):
+        return shape_of_input(recorder, func, parts, values)
+    return probe_call(recorder, func, name, parts, values, tensors, error)
 
 
 def python_of_constant(recorder: Any, func: Any, name: str, args: Any, kwargs: Any, values: tuple[Value, ...]) -> Any:

@@ -9,7 +9,7 @@ import torch
 from ppdsl.recording.findings import unseen
 from ppdsl.recording.structure import Atom, Branch, Template
 
-__all__ = ["Unknown", "hide_numbers", "numbers_in"]
+__all__ = ["Unknown", "hide_numbers", "numbers_in", "restore_numbers"]
 
 
 class Unknown:
@@ -45,6 +45,15 @@ def hide_numbers(recorder: Any, module: torch.nn.Module, before: dict[str, Any])
         if type(value) is not type(old) or value != old or (id(module), name) in recorder.assigned:
             module.__dict__[name] = unknown = Unknown(recorder, name, old)
             recorder.unknowns.append((module, name, unknown, name in before))
+
+
+def restore_numbers(recorder: Any) -> None:
+    """Put back what attributes held before modules were tried."""
+    for module, name, unknown, existed in reversed(recorder.unknowns):
+        if module.__dict__.get(name) is unknown:
+            module.__dict__[name] = unknown.before
+            if not existed:
+                del module.__dict__[name]
 
 
 def numbers_in(template: Template) -> set[tuple[type, Any]]:

@@ -66,6 +66,7 @@ class _Builder:
         self.place: dict[int, Visit] = {}
         self.waiting: dict[int, Item] = {}
         self.repeating: set[int] = set()
+        self.peers = _state_peers(collapsed.items)
         self.written = {id(before) for item in collapsed.items for before, _ in item.writes}
         for item in collapsed.items:
             for _, value in item.outputs:
@@ -119,6 +120,7 @@ class _Builder:
             maker = self.maker.get(id(value))
             if maker is not None and maker is not item and id(maker) not in self.repeating:
                 found[id(maker)] = maker
+        found.update((id(peer), peer) for peer in self.peers.get(id(item), ()))
         return list(found.values())
 
     def _visit_for(self, key: Key, before: list[Visit]) -> Visit:
@@ -181,6 +183,41 @@ class _Builder:
         return min((item.order for item in visit.items), default=0)
 
 
+def _state_peers(items: Iterable[Item]) -> dict[int, list[Item]]:
+    """For each item, by id: those before it that write state which it uses, or use state which it writes.
+
+    Writes outside every mark (`self.ema.mul_(0.9)`) are in this way drawn to the stage whose module uses the state.
+    """
+    users: dict[tuple[int, str], list[Item]] = {}
+    writers: dict[tuple[int, str], list[Item]] = {}
+    peers: dict[int, list[Item]] = {}
+    for item in items:
+        writes = {_state_key(start) for start in _written_state(item)}
+        if item.attribute_write:
+            writes.add((id(item.target[0]), item.target[1]))
+        reads = {_state_key(start) for start in _read_state(item)}
+        found = [peer for key in writes for peer in users.get(key, ())]
+        found += [peer for key in reads - writes for peer in writers.get(key, ())]
+        if found:
+            peers[id(item)] = found
+        for key in reads | writes:
+            users.setdefault(key, []).append(item)
+        for key in writes:
+            writers.setdefault(key, []).append(item)
+    return peers
+
+
+def _read_state(item: Item) -> list[Value]:
+    """State of modules that an item reads: parameters, buffers, tensor attributes."""
+    starts = map(origin, (*item.buffers_read, *item.parameters, *item.inputs))
+    return [start for start in starts if start.holder is not None]
+
+
+def _written_state(item: Item) -> list[Value]:
+    starts = map(origin, (*item.buffers_written, *(before for before, _ in item.writes)))
+    return [start for start in starts if start.holder is not None]
+
+
 def assign_visits(collapsed: Collapsed, outputs: Iterable[Value]) -> tuple[list[Visit], set[int]]:
     """Return the visits in topological order, and the ids of the items that run wherever they are needed.
 
@@ -199,14 +236,10 @@ def _check_state(visits: list[Visit]) -> None:
     writers: dict[tuple[int, str], list[tuple[Visit, Item]]] = {}
     for visit in visits:
         for item in visit.items:
-            for value in (*item.buffers_read, *item.parameters, *item.inputs):
-                start = origin(value)
-                if start.holder is not None:
-                    readers.setdefault(_state_key(start), []).append((visit, item))
-            for value in (*item.buffers_written, *(before for before, _ in item.writes)):
-                start = origin(value)
-                if start.holder is not None:
-                    writers.setdefault(_state_key(start), []).append((visit, item))
+            for start in _read_state(item):
+                readers.setdefault(_state_key(start), []).append((visit, item))
+            for start in _written_state(item):
+                writers.setdefault(_state_key(start), []).append((visit, item))
             if item.attribute_write:
                 module, name = item.target
                 writers.setdefault((id(module), name), []).append((visit, item))

@@ -12,6 +12,7 @@ from ppdsl.graph.ir import OutputRoute, StageGraph, TensorMeta
 from ppdsl.plan.lowering import lower
 from ppdsl.plan.messages import MessagePlan
 from ppdsl.plan.placement import place
+from ppdsl.recording.placing import place_program
 from ppdsl.recording.programs import SourceKind, StageProgram
 from ppdsl.recording.record import Recording
 from ppdsl.runtime.executor import Executor
@@ -153,6 +154,8 @@ class Compiled:
         for group in self.ties:
             for stage, part in group.parts.items():
                 parts.setdefault(stage, []).append(part)
+        for program in self.programs:
+            place_program(program, self.device_of(program.stage))
         return {p.stage: self._state(p, parts.get(p.stage, ())) for p in self.programs}
 
     def _state(self, program: StageProgram, tied: Sequence[TiedParameter]) -> StageState:
