@@ -29,7 +29,7 @@ def place_program(program: StageProgram, device: torch.device) -> None:
         program: Changed in place.
         device: Where the stage's tensors are.
     """
-    before = program.module.meta.get(_KEY, _RECORDED)
+    before = getattr(program.module, "meta", {}).get(_KEY, _RECORDED)
     if device == before:
         return
     program.module.meta[_KEY] = device

@@ -53,7 +53,8 @@ class Case:
         marks: Where the stages begin.
         loss: Makes a scalar of the output; None when the model's output holds its own loss.
         packages: What has to be importable.
-        refused: Code of the error with which recording in train mode has to end, or None.
+        refused_in_eval: Codes of the errors with which recording in eval mode may end, and must; empty when it works.
+        refused_in_train: The same for train mode.
     """
 
     name: str
@@ -62,7 +63,8 @@ class Case:
     marks: tuple[Mark, ...]
     loss: Callable[..., torch.Tensor] | None = None
     packages: tuple[str, ...] = ()
-    refused: str | None = None
+    refused_in_eval: tuple[str, ...] = ()
+    refused_in_train: tuple[str, ...] = ()
 
     @property
     def skip_reason(self) -> str | None:

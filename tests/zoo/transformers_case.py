@@ -130,12 +130,22 @@ def transformers_case(
     head: str = "ForCausalLM",
     config: str | None = None,
     loss: Callable[..., torch.Tensor] | None = None,
-    refused: str | None = None,
+    refused_in_eval: tuple[str, ...] = (),
+    refused_in_train: tuple[str, ...] = (),
     **options: Any,
 ) -> Case:
     """Return the case of one class of transformers, `{family}{head}`, with its configuration's options."""
     make = partial(_build, f"{family}{head}", config or f"{family}Config", **options)
-    return Case(name, make, call, marks, loss=loss, packages=("transformers",), refused=refused)
+    return Case(
+        name,
+        make,
+        call,
+        marks,
+        loss=loss,
+        packages=("transformers",),
+        refused_in_eval=refused_in_eval,
+        refused_in_train=refused_in_train,
+    )
 
 
 def layer_cuts(layers: str) -> tuple[Mark, ...]:

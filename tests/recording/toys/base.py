@@ -11,13 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["PENDING", "TOYS", "Call", "Net", "Outcome", "Toy", "matrix", "tensors", "toy"]
+__all__ = ["TOYS", "Call", "Net", "Outcome", "Toy", "matrix", "tensors", "toy"]
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Arguments of one micro-batch: positional, then by name."""
-
-PENDING = "pending"
-"""Stands for an error text that is not pinned yet."""
 
 
 class Outcome(StrEnum):
@@ -28,7 +25,7 @@ class Outcome(StrEnum):
     SUM_ORDER = "sum-order"
     """Outputs and buffers bit-equal; gradients equal up to the order of their sums."""
     REFUSED = "refused"
-    """Recording raises the pinned error."""
+    """Recording raises the error that stands in `errors.txt`."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +38,11 @@ class Toy:
         make: Builds the model.
         inputs: Builds the arguments of one micro-batch from torch's current seed.
         outcome: What must come of it.
-        error: The whole text of the refusal; only with `Outcome.REFUSED`.
         outcome_with_loss: What must come of it when a loss is recorded after it, if that is another thing.
         stages: Labels of the stages in order, or None when they do not matter.
         edges: `producer>consumers` of each edge, sorted, or None when they do not matter.
         warns: Codes of the warnings expected.
         violates: Builds a micro-batch that the recording must not accept.
-        violation: The whole text of the `CallError` that it leads to.
         lazy: Whether a first call leaves new attributes or hooks on the model by the user's own intention.
     """
 
@@ -56,13 +51,11 @@ class Toy:
     make: Callable[[], nn.Module]
     inputs: Callable[[], Call]
     outcome: Outcome = Outcome.EQUAL
-    error: str | None = None
     outcome_with_loss: Outcome | None = None
     stages: str | None = None
     edges: str | None = None
     warns: tuple[str, ...] = ()
     violates: Callable[[], Call] | None = None
-    violation: str | None = None
     lazy: bool = False
 
 
@@ -103,7 +96,7 @@ class Net(nn.Module):
 
 
 def toy(
-    *rows: str, inputs: Callable[[], Call] = matrix, error: str | None = None, **expected: Any
+    *rows: str, inputs: Callable[[], Call] = matrix, outcome: Outcome = Outcome.EQUAL, **expected: Any
 ) -> Callable[[type[nn.Module]], type[nn.Module]]:
     """Register the decorated model class as a toy for the given rows of the design page."""
 
@@ -111,8 +104,7 @@ def toy(
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", model.__name__).lower()
         if name in TOYS:
             raise ValueError(f"two toys are called {name}")
-        outcome = expected.pop("outcome", Outcome.EQUAL if error is None else Outcome.REFUSED)
-        TOYS[name] = Toy(name, rows, model, inputs, outcome, error, **expected)
+        TOYS[name] = Toy(name, rows, model, inputs, Outcome(outcome), **expected)
         return model
 
     return register

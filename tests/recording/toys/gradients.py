@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import ppdsl as pp
-from tests.recording.toys.base import PENDING, Net, tensors, toy
+from tests.recording.toys.base import Net, Outcome, tensors, toy
 
 __all__: list[str] = []
 
@@ -221,7 +221,7 @@ class VmapInGlue(Net):
             return self.b(torch.vmap(lambda row, other: row * other.sum())(h, x))
 
 
-@toy("3.11", "6.10", error=PENDING)
+@toy("3.11", "6.10", outcome=Outcome.REFUSED)
 class VmapClosesOverATensor(Net):
     def forward(self, x: Tensor) -> Tensor:
         with pp.stage(0):
@@ -275,7 +275,7 @@ class GradientPenaltyWithinAStage(Net):
             return self.c(h), slope.pow(2).mean()
 
 
-@toy("3.31", "6.10", error=PENDING)
+@toy("3.31", "6.10", outcome=Outcome.REFUSED)
 class GradientPenaltyOverABorder(Net):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = x.detach().requires_grad_()
@@ -323,7 +323,7 @@ class Spans(nn.Module):
             return self.second(h)
 
 
-@toy("6.5", error=PENDING)
+@toy("6.5", outcome=Outcome.REFUSED)
 class FullBackwardHookOnAModuleThatSpansStages(Net):
     def setup(self) -> None:
         self.spans = Spans()

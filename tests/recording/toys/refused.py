@@ -9,18 +9,18 @@ import torch
 from torch import Tensor, nn
 
 import ppdsl as pp
-from tests.recording.toys.base import PENDING, Net, Outcome, toy
+from tests.recording.toys.base import Net, Outcome, toy
 from tests.recording.toys.values import LayerDrop, scripted
 
 __all__: list[str] = []
 
 
-@toy("3.16", "6.2", error=PENDING)
+@toy("3.16", "6.2", outcome=Outcome.REFUSED)
 class LayerDropOfAHalf(LayerDrop):
     drop = 0.5
 
 
-@toy("3.17", "6.1", error=PENDING)
+@toy("3.17", "6.1", outcome=Outcome.REFUSED)
 class FloatOfAnInputInGlue(Net):
     """A float of an input is no guard: it would never be equal twice."""
 
@@ -31,7 +31,7 @@ class FloatOfAnInputInGlue(Net):
             return self.b(h)
 
 
-@toy("6.1", error=PENDING)
+@toy("6.1", outcome=Outcome.REFUSED)
 class BranchOnAnActivationInGlue(Net):
     def forward(self, x: Tensor) -> Tensor:
         with pp.stage(0):
@@ -42,7 +42,7 @@ class BranchOnAnActivationInGlue(Net):
             return self.b(h)
 
 
-@toy("6.1", error=PENDING)
+@toy("6.1", outcome=Outcome.REFUSED)
 class ItemOfAnActivationInGlue(Net):
     def forward(self, x: Tensor) -> Tensor:
         with pp.stage(0):
@@ -51,7 +51,7 @@ class ItemOfAnActivationInGlue(Net):
             return self.b(h) * h.max().item()
 
 
-@toy("6.1", error=PENDING)
+@toy("6.1", outcome=Outcome.REFUSED)
 class FloatOfAParameterInGlue(Net):
     def forward(self, x: Tensor) -> Tensor:
         with pp.stage(0):
@@ -60,7 +60,7 @@ class FloatOfAParameterInGlue(Net):
             return self.b(h)
 
 
-@toy("6.1", error=PENDING)
+@toy("6.1", outcome=Outcome.REFUSED)
 class NumpyOfAnActivationInGlue(Net):
     def forward(self, x: Tensor) -> Tensor:
         with pp.stage(0):
@@ -70,7 +70,7 @@ class NumpyOfAnActivationInGlue(Net):
             return self.b(h)[torch.from_numpy(order)]
 
 
-@toy("6.1", error=PENDING)
+@toy("6.1", outcome=Outcome.REFUSED)
 class ListOfAnActivationInGlue(Net):
     def forward(self, x: Tensor) -> Tensor:
         with pp.stage(0):
@@ -80,7 +80,7 @@ class ListOfAnActivationInGlue(Net):
             return self.b(h)[best]
 
 
-@toy("6.1", error=PENDING)
+@toy("6.1", outcome=Outcome.REFUSED)
 class NonzeroOfAnActivationInGlue(Net):
     def forward(self, x: Tensor) -> Tensor:
         with pp.stage(0):
@@ -90,7 +90,7 @@ class NonzeroOfAnActivationInGlue(Net):
             return self.b(h[rows]).sum(0)
 
 
-@toy("3.29", "6.9", error=PENDING)
+@toy("3.29", "6.9", outcome=Outcome.REFUSED)
 class ScriptFunctionInGlue(Net):
     def forward(self, x: Tensor) -> Tensor:
         with pp.stage(0):
@@ -99,7 +99,7 @@ class ScriptFunctionInGlue(Net):
             return self.b(h)
 
 
-@toy("3.29", "6.10", error=PENDING)
+@toy("3.29", "6.10", outcome=Outcome.REFUSED)
 class LazyLayer(Net):
     def setup(self) -> None:
         self.lazy = nn.LazyLinear(4)
@@ -111,7 +111,7 @@ class LazyLayer(Net):
             return self.b(h)
 
 
-@toy("5.10", error=PENDING)
+@toy("5.10", outcome=Outcome.REFUSED)
 class OutputIsNoTensorTree(Net):
     """The tensor is there, but only the function knows where."""
 
@@ -132,7 +132,7 @@ class Slotted:
         self.tensor = tensor
 
 
-@toy("5.10", error=PENDING)
+@toy("5.10", outcome=Outcome.REFUSED)
 class OutputIsAnObjectOfAnotherKind(Net):
     def forward(self, x: Tensor) -> tuple[Tensor, Slotted]:
         with pp.stage(0):
@@ -142,7 +142,7 @@ class OutputIsAnObjectOfAnotherKind(Net):
             return y, Slotted(y * 2)
 
 
-@toy("3.30", error=PENDING)
+@toy("3.30", outcome=Outcome.REFUSED)
 class BegunModuleIsNeverCalled(Net):
     def setup(self) -> None:
         self.blocks = nn.ModuleList([nn.Linear(4, 4)])
@@ -154,7 +154,7 @@ class BegunModuleIsNeverCalled(Net):
         return self.blocks[0](self.a(x))
 
 
-@toy("4", error=PENDING)
+@toy("4", outcome=Outcome.REFUSED)
 class BeginInsideABlock(Net):
     def mark(self) -> None:
         pp.begin(self.b, 1)
@@ -164,7 +164,7 @@ class BeginInsideABlock(Net):
             return self.b(self.a(x))
 
 
-@toy("4", "3.30", error=PENDING)
+@toy("4", "3.30", outcome=Outcome.REFUSED)
 class BeginGoesBack(Net):
     """A shared module is begun again later: the stage would go back to an earlier one."""
 
@@ -176,7 +176,7 @@ class BeginGoesBack(Net):
         return self.a(self.b(self.a(self.c(x))))
 
 
-@toy("4", error=PENDING)
+@toy("4", outcome=Outcome.REFUSED)
 class CutpointsAndNumberedBlocks(Net):
     def forward(self, x: Tensor) -> Tensor:
         with pp.stage(0):
@@ -186,7 +186,7 @@ class CutpointsAndNumberedBlocks(Net):
             return self.c(h)
 
 
-@toy("4", error=PENDING)
+@toy("4", outcome=Outcome.REFUSED)
 class LeadingCutpoint(Net):
     def forward(self, x: Tensor) -> Tensor:
         x = pp.cutpoint(x)
@@ -194,21 +194,21 @@ class LeadingCutpoint(Net):
         return self.b(h)
 
 
-@toy("4", error=PENDING, outcome_with_loss=Outcome.EQUAL)
+@toy("4", outcome=Outcome.REFUSED, outcome_with_loss=Outcome.EQUAL)
 class TrailingCutpoint(Net):
     def forward(self, x: Tensor) -> Tensor:
         h = pp.cutpoint(self.a(x))
         return pp.cutpoint(self.b(h))
 
 
-@toy("4", error=PENDING)
+@toy("4", outcome=Outcome.REFUSED)
 class AdjacentCutpoints(Net):
     def forward(self, x: Tensor) -> Tensor:
         h = pp.cutpoint(pp.cutpoint(self.a(x)))
         return self.b(h)
 
 
-@toy("6.6", "3.20", error=PENDING)
+@toy("6.6", "3.20", outcome=Outcome.REFUSED)
 class AssignedBufferIsWrittenInAnotherStage(Net):
     """The written tensor is stage 0's result by now, and still the model's buffer."""
 
@@ -236,7 +236,7 @@ class KeepsState(nn.Module):
         return y
 
 
-@toy("6.7", error=PENDING)
+@toy("6.7", outcome=Outcome.REFUSED)
 class StateSetInsideAModuleIsReadInAnotherStage(Net):
     """What the module kept of the micro-batch before is read in glue of a stage that runs earlier."""
 
@@ -250,7 +250,7 @@ class StateSetInsideAModuleIsReadInAnotherStage(Net):
             return self.keeps(h)
 
 
-@toy("3.11", "6.10", error=PENDING)
+@toy("3.11", "6.10", outcome=Outcome.REFUSED)
 class VmapClosesOverItsOwnArgument(Net):
     """The tensor is among the arguments too, but the function finds it by a way of its own."""
 
@@ -261,7 +261,7 @@ class VmapClosesOverItsOwnArgument(Net):
             return self.b(torch.vmap(lambda row: row * h.sum())(h))
 
 
-@toy("6.7", "6.8", error=PENDING)
+@toy("6.7", "6.8", outcome=Outcome.REFUSED)
 class StateThatIsNoneAtFirst(Net):
     """The first micro-batch finds no state, the second one does: they do not run the same code."""
 
@@ -278,7 +278,7 @@ class StateThatIsNoneAtFirst(Net):
             return self.b(h)
 
 
-@toy("6.7", "6.8", error=PENDING)
+@toy("6.7", "6.8", outcome=Outcome.REFUSED)
 class StateThatGrows(Net):
     def setup(self) -> None:
         self.history: list[Tensor] = []
@@ -292,7 +292,7 @@ class StateThatGrows(Net):
             return self.b(h)
 
 
-@toy("6.8", "3.18", error=PENDING)
+@toy("6.8", "3.18", outcome=Outcome.REFUSED)
 class FirstCallIsAnother(Net):
     """Settles after the first call, yet the first micro-batch must run what the first call ran."""
 
@@ -309,7 +309,7 @@ class FirstCallIsAnother(Net):
             return self.b(h)
 
 
-@toy("6.8", "3.18", error=PENDING)
+@toy("6.8", "3.18", outcome=Outcome.REFUSED)
 class LazyTableOfRandomNumbers(Net):
     """Built once, from numbers that a recording must not draw for the user."""
 

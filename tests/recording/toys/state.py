@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ppdsl as pp
-from tests.recording.toys.base import PENDING, Net, toy
+from tests.recording.toys.base import Net, Outcome, toy
 
 __all__: list[str] = []
 
@@ -106,7 +106,7 @@ class ParameterIsUsedOutsideOfAnyBlock(Net):
             return self.b(h) * gain
 
 
-@toy("6.7", error=PENDING)
+@toy("6.7", outcome=Outcome.REFUSED)
 class StateIsCarriedOverStages(Net):
     """Set in stage 1, read in stage 0 by the next micro-batch."""
 
@@ -167,7 +167,7 @@ class AttributeIsSetInOneStageAndReadInTheNext(Net):
             return self.b(self.hidden)
 
 
-@toy("6.8", "3.18", error=PENDING)
+@toy("6.8", "3.18", outcome=Outcome.REFUSED)
 class PythonCounterInGlue(Net):
     def setup(self) -> None:
         self.calls = 0
@@ -180,7 +180,7 @@ class PythonCounterInGlue(Net):
             return self.b(h)
 
 
-@toy("6.8", "3.18", error=PENDING)
+@toy("6.8", "3.18", outcome=Outcome.REFUSED)
 class PythonRandomInGlue(Net):
     def forward(self, x: Tensor) -> Tensor:
         with pp.stage(0):
@@ -189,7 +189,7 @@ class PythonRandomInGlue(Net):
             return self.b(h)
 
 
-@toy("6.8", "3.18", error=PENDING)
+@toy("6.8", "3.18", outcome=Outcome.REFUSED)
 class NumpyRandomInGlue(Net):
     def forward(self, x: Tensor) -> Tensor:
         mask = torch.from_numpy((np.random.rand(4, 4) > 0.5).astype(np.float32))
@@ -199,7 +199,7 @@ class NumpyRandomInGlue(Net):
             return self.b(h)
 
 
-@toy("6.8", "3.18", error=PENDING)
+@toy("6.8", "3.18", outcome=Outcome.REFUSED)
 class PythonRandomPicksALayer(Net):
     def forward(self, x: Tensor) -> Tensor:
         with pp.stage(0):

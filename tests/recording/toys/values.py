@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ppdsl as pp
-from tests.recording.toys.base import PENDING, Net, matrix, tensors, toy
+from tests.recording.toys.base import Net, matrix, tensors, toy
 
 __all__: list[str] = []
 
@@ -117,7 +117,7 @@ def one_false() -> Any:
     return (torch.randn(4, 4), torch.tensor([True, True, False, True])), {}
 
 
-@toy("3.17", inputs=all_true, violates=one_false, violation=PENDING)
+@toy("3.17", inputs=all_true, violates=one_false)
 class InputValueSteersABranch(Net):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         with pp.stage(0):
@@ -132,7 +132,7 @@ def lengths_to(largest: int) -> Any:
     return (torch.randn(4, 4), torch.tensor([1, largest, 2, 1])), {}
 
 
-@toy("3.17", inputs=lambda: lengths_to(3), violates=lambda: lengths_to(4), violation=PENDING)
+@toy("3.17", inputs=lambda: lengths_to(3), violates=lambda: lengths_to(4))
 class InputValueIsASize(Net):
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         longest = lengths.max().item()
@@ -146,7 +146,7 @@ def labels_with(ignored: int) -> Any:
     return (torch.randn(4, 4), torch.tensor([0, 1, ignored, 3])), {}
 
 
-@toy("3.17", inputs=lambda: labels_with(2), violates=lambda: labels_with(-100), violation=PENDING)
+@toy("3.17", inputs=lambda: labels_with(2), violates=lambda: labels_with(-100))
 class InputIsCheckedInGlue(Net):
     """`if (labels == -100).any()`: an expression of the input is kept, not only the input."""
 
@@ -205,7 +205,7 @@ class WhereOnAnActivation(Net):
             return self.b(h)
 
 
-@toy("3.27", violates=tensors((8, 4)), violation=PENDING)
+@toy("3.27", violates=tensors((8, 4)))
 class SizeIsBakedIn(Net):
     """`* x.shape[0]`: a batch of 8 through a plan for 4 would be wrong without a word."""
 
@@ -216,7 +216,7 @@ class SizeIsBakedIn(Net):
             return self.b(h) / len(h)
 
 
-@toy("3.27", violates=lambda: ((torch.randn(4, 4).double(),), {}), violation=PENDING)
+@toy("3.27", violates=lambda: ((torch.randn(4, 4).double(),), {}))
 class DtypeIsBakedIn(Net):
     def forward(self, x: Tensor) -> Tensor:
         with pp.stage(0):
@@ -225,7 +225,7 @@ class DtypeIsBakedIn(Net):
             return self.b(h)
 
 
-@toy("3.27", violates=lambda: ((torch.randn(4, 4),), {"scale": 3}), violation=PENDING)
+@toy("3.27", violates=lambda: ((torch.randn(4, 4),), {"scale": 3}))
 class NumberArgumentIsBakedIn(Net):
     def forward(self, x: Tensor, scale: int = 2) -> Tensor:
         with pp.stage(0):
@@ -234,7 +234,7 @@ class NumberArgumentIsBakedIn(Net):
             return self.b(h)
 
 
-@toy("3.27", violates=lambda: ((torch.randn(4, 4), torch.randn(4, 4)), {}), violation=PENDING)
+@toy("3.27", violates=lambda: ((torch.randn(4, 4), torch.randn(4, 4)), {}))
 class OneArgumentTooMany(Net):
     def forward(self, x: Tensor, skip: Tensor | None = None) -> Tensor:
         with pp.stage(0):
