@@ -52,7 +52,7 @@ def in_one_process(example: Path) -> Ran:
 
 
 def under_torchrun(command: str, example: Path, processes: int) -> list[str]:
-    """Return the lines that the processes print."""
+    """Return the lines that the example and its worker print."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     done = subprocess.run(
         [sys.executable, *launcher, str(ROOT / "tests" / "examples_worker.py"), command, str(example)],
@@ -60,7 +60,8 @@ def under_torchrun(command: str, example: Path, processes: int) -> list[str]:
         capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()
+    # The gloo of torch 2.9 says there who has connected, its processes into each other's lines.
+    return [line for line in done.stdout.splitlines() if line.startswith(("step ", "rank ", "in order"))]
 
 
 def plain_losses(example: Path) -> list[float]:
@@ -85,7 +86,7 @@ def loss_of_output(made: dict[str, Any], batch: Any) -> torch.Tensor:
 
 
 def own_loss(made: dict[str, Any], batch: torch.Tensor) -> torch.Tensor:
-    """Return the mean over the micro-batches: Hugging Face rounds its loss to 32 bits, so the slices must be the same."""
+    """Return the mean over the micro-batches: Hugging Face rounds it to 32 bits, so the slices must be the same."""
     parts = batch.chunk(MICROBATCHES)
     return sum(made["model"](input_ids=part, labels=part).loss * (1 / MICROBATCHES) for part in parts)
 

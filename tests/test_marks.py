@@ -20,6 +20,11 @@ from ppdsl.recording.record import record_call
 from ppdsl.source import Place
 from tests.recording.harness import neutral
 
+MIXED = (
+    "error[mixed-marks]: Cutpoints number the stages themselves, "
+    "so they cannot be mixed with stages that are named by a key."
+)
+
 
 class Ear:
     """Writes down what it hears."""
@@ -50,6 +55,10 @@ class Net(nn.Module):
         if self.run is not None:
             return self.run(self, x)
         return self.c(self.b(self.a(x)))
+
+
+def text(*lines: str) -> str:
+    return "\n".join(lines)
 
 
 def text_of(error: pytest.ExceptionInfo[pp.PpdslError]) -> str:
@@ -201,7 +210,14 @@ def test_one_call_of_a_module_is_begun_by_its_number() -> None:
 def test_a_key_is_an_int_or_a_str() -> None:
     with pytest.raises(pp.MarkError) as caught, pp.stage(1.5):  # type: ignore[arg-type]
         pass
-    assert text_of(caught) == PENDING
+    assert text_of(caught) == text(
+        "error[bad-key]: A stage is marked with an int or a str, not with 1.5.",
+        " --> test_marks.py",
+        " |",
+        " | with pytest.raises(pp.MarkError) as caught, pp.stage(1.5):  # type: ignore[arg-type]",
+        " | ^^^^^^^^^^^^^",
+        "help: for a computed number write `int(...)` around it",
+    )
     with pytest.raises(pp.MarkError):
         pp.stage(True)
     with pytest.raises(pp.MarkError):
@@ -211,31 +227,89 @@ def test_a_key_is_an_int_or_a_str() -> None:
 def test_a_mark_is_laid_on_a_module() -> None:
     with pytest.raises(pp.MarkError) as caught:
         pp.begin(len, 1)
-    assert text_of(caught) == PENDING
+    assert text_of(caught) == text(
+        "error[no-module]: A begin mark is laid on a torch.nn.Module, not on a builtin_function_or_method.",
+        " --> test_marks.py",
+        " |",
+        " | pp.begin(len, 1)",
+        " | ^^^^^^^^^^^^^^^^",
+        "help: inside forward, write `with pp.stage(key):`",
+    )
 
 
 def test_a_marked_module_must_be_called() -> None:
     model = Net()
     pp.begin(model.blocks, 1)
-    assert refusal(model) == PENDING
+    assert refusal(model) == text(
+        "error[unreached-mark]: Module `blocks` is marked, but forward never calls it.",
+        " --> test_marks.py",
+        " |",
+        " | pp.begin(model.blocks, 1)",
+        " | ^^^^^^^^^^^^^^^^^^^^^^^^^",
+        "help: mark a module that is called (a ModuleList is not), or pp.unmark(model)",
+    )
 
 
 def test_a_marked_call_must_happen() -> None:
     model = Net()
     pp.begin(model.b, 1, call=3)
-    assert refusal(model) == PENDING
+    assert refusal(model) == text(
+        "error[unreached-mark]: Module `b` is marked, but forward never calls it a 4. time.",
+        " --> test_marks.py",
+        " |",
+        " | pp.begin(model.b, 1, call=3)",
+        " | ^^^^^^^^^^^^^^^^^^^^^^^^^^^^",
+        "help: mark a module that is called (a ModuleList is not), or pp.unmark(model)",
+    )
+
+
+def cuts_first(self: Net, x: Tensor) -> Tensor:
+    return self.b(self.a(pp.cutpoint(x)))
 
 
 def test_a_leading_cutpoint_is_refused() -> None:
-    assert refusal(Net(lambda self, x: self.b(self.a(pp.cutpoint(x))))) == PENDING
+    assert refusal(Net(cuts_first)) == text(
+        "error[leading-mark]: This cutpoint comes before the first operation, so there is nothing to cut off.",
+        " --> test_marks.py",
+        " |",
+        " | return self.b(self.a(pp.cutpoint(x)))",
+        " | ^^^^^^^^^^^^^^",
+        "help: remove it",
+    )
+
+
+def cuts_last(self: Net, x: Tensor) -> Tensor:
+    return pp.cutpoint(self.b(pp.cutpoint(self.a(x))))
 
 
 def test_a_trailing_cutpoint_is_refused() -> None:
-    assert refusal(Net(lambda self, x: pp.cutpoint(self.b(pp.cutpoint(self.a(x)))))) == PENDING
+    assert refusal(Net(cuts_last)) == text(
+        "error[trailing-mark]: Nothing runs after this cutpoint, so there is no next stage.",
+        " --> test_marks.py",
+        " |",
+        " | return pp.cutpoint(self.b(pp.cutpoint(self.a(x))))",
+        " | ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^",
+        "help: remove it",
+    )
+
+
+def cuts_twice(self: Net, x: Tensor) -> Tensor:
+    return self.b(pp.cutpoint(pp.cutpoint(self.a(x))))
 
 
 def test_adjacent_cutpoints_are_refused() -> None:
-    assert refusal(Net(lambda self, x: self.b(pp.cutpoint(pp.cutpoint(self.a(x)))))) == PENDING
+    assert refusal(Net(cuts_twice)) == text(
+        "error[adjacent-marks]: Nothing runs between these two cutpoints.",
+        " --> test_marks.py",
+        " |",
+        " | return self.b(pp.cutpoint(pp.cutpoint(self.a(x))))",
+        " | ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^",
+        " --> test_marks.py",
+        " |",
+        " | return self.b(pp.cutpoint(pp.cutpoint(self.a(x))))",
+        " | ^^^^^^^^^^^^^^^^^^^^^^ the one before",
+        "help: remove one of them",
+    )
 
 
 def mixes_cuts_and_blocks(self: Net, x: Tensor) -> Tensor:
@@ -246,7 +320,18 @@ def mixes_cuts_and_blocks(self: Net, x: Tensor) -> Tensor:
 
 
 def test_cutpoints_and_blocks_are_not_mixed() -> None:
-    assert refusal(Net(mixes_cuts_and_blocks)) == PENDING
+    assert refusal(Net(mixes_cuts_and_blocks)) == text(
+        MIXED,
+        " --> test_marks.py",
+        " |",
+        " | h = pp.cutpoint(self.b(h))",
+        " | ^^^^^^^^^^^^^^^^^^^^^^",
+        " --> test_marks.py",
+        " |",
+        " | with pp.stage(0):",
+        " | ^^^^^^^^^^^ a stage with a key",
+        "help: use one kind of mark in a model",
+    )
 
 
 def mixes_blocks_and_cuts(self: Net, x: Tensor) -> Tensor:
@@ -256,13 +341,35 @@ def mixes_blocks_and_cuts(self: Net, x: Tensor) -> Tensor:
 
 
 def test_blocks_and_cutpoints_are_not_mixed() -> None:
-    assert refusal(Net(mixes_blocks_and_cuts)) == PENDING
+    assert refusal(Net(mixes_blocks_and_cuts)) == text(
+        MIXED,
+        " --> test_marks.py",
+        " |",
+        " | h = pp.cutpoint(self.a(x))",
+        " | ^^^^^^^^^^^^^^^^^^^^^^",
+        " --> test_marks.py",
+        " |",
+        " | with pp.stage(1):",
+        " | ^^^^^^^^^^^ a stage with a key",
+        "help: use one kind of mark in a model",
+    )
 
 
 def test_cutpoints_and_begin_are_not_mixed() -> None:
     model = Net(lambda self, x: self.b(pp.cutpoint(self.a(x))))
     pp.begin(model.b, 1)
-    assert refusal(model) == PENDING
+    assert refusal(model) == text(
+        MIXED,
+        " --> test_marks.py",
+        " |",
+        " | model = Net(lambda self, x: self.b(pp.cutpoint(self.a(x))))",
+        " | ^^^^^^^^^^^^^^^^^^^^^^",
+        " --> test_marks.py",
+        " |",
+        " | pp.begin(model.b, 1)",
+        " | ^^^^^^^^^^^^^^^^^^^^ a stage with a key",
+        "help: use one kind of mark in a model",
+    )
 
 
 def begins_in_a_block(self: Net, x: Tensor) -> Tensor:
@@ -273,14 +380,32 @@ def begins_in_a_block(self: Net, x: Tensor) -> Tensor:
 def test_begin_inside_a_block_is_refused() -> None:
     model = Net(begins_in_a_block)
     pp.begin(model.b, 1)
-    assert refusal(model) == PENDING
+    assert refusal(model) == text(
+        "error[begin-in-block]: Stage 1 begins inside the block of stage 0, which ends before it could.",
+        " --> test_marks.py",
+        " |",
+        " | pp.begin(model.b, 1)",
+        " | ^^^^^^^^^^^^^^^^^^^^",
+        " --> test_marks.py",
+        " |",
+        " | with pp.stage(0):",
+        " | ^^^^^^^^^^^ the block",
+        "help: use pp.place for modules inside a block",
+    )
 
 
 def test_a_stage_that_begins_again_is_refused() -> None:
     model = Net(lambda self, x: self.a(self.b(self.a(self.c(x)))))
     pp.begin(model.a, 1)
     pp.begin(model.b, 2)
-    assert refusal(model) == PENDING
+    assert refusal(model) == text(
+        "error[begin-again]: Stage 1 begins again after stage 2 had begun: its module is called more than once.",
+        " --> test_marks.py",
+        " |",
+        " | pp.begin(model.a, 1)",
+        " | ^^^^^^^^^^^^^^^^^^^^",
+        "help: say which call is meant, pp.begin(module, key, call=0), or use pp.place",
+    )
 
 
 def reads_the_same(self: Net, x: Tensor) -> Tensor:
@@ -291,7 +416,18 @@ def reads_the_same(self: Net, x: Tensor) -> Tensor:
 
 
 def test_two_keys_that_read_the_same_are_refused() -> None:
-    assert refusal(Net(reads_the_same)) == PENDING
+    assert refusal(Net(reads_the_same)) == text(
+        "error[ambiguous-key]: Stage '1' and stage 1 are two stages that read the same.",
+        " --> test_marks.py",
+        " |",
+        ' | with pp.stage("1"):',
+        " | ^^^^^^^^^^^^^",
+        " --> test_marks.py",
+        " |",
+        " | with pp.stage(1):",
+        " | ^^^^^^^^^^^ the other one",
+        "help: use one spelling",
+    )
 
 
 def marks_nothing(self: Net, x: Tensor) -> Tensor:
@@ -303,4 +439,11 @@ def marks_nothing(self: Net, x: Tensor) -> Tensor:
 
 
 def test_a_block_in_which_nothing_runs_is_refused() -> None:
-    assert refusal(Net(marks_nothing)) == PENDING
+    assert refusal(Net(marks_nothing)) == text(
+        "error[empty-stage]: Stage 1 is marked, but nothing runs in it.",
+        " --> test_marks.py",
+        " |",
+        " | with pp.stage(1):",
+        " | ^^^^^^^^^^^",
+        "help: remove it",
+    )

@@ -26,10 +26,12 @@ class Guard:
     Attributes:
         expected: The value for the example inputs.
         span: The user's line.
+        about: What steers the model, as a sentence.
     """
 
     expected: Any
     span: Span | None
+    about: str
     _function: Any
     _template: Template
     _slice: Slice
@@ -52,8 +54,7 @@ class Guard:
         raise CallError(
             Diagnostic(
                 "input-guard",
-                f"The numbers in this input steer the model: it was recorded for {_short(self.expected)}, this "
-                f"micro-batch gives {_short(value)}.",
+                f"{self.about}: it was recorded for {_short(self.expected)}, this micro-batch gives {_short(value)}.",
                 labels_of(self.span),
                 "record with such a micro-batch, or write the choice with torch.where",
             )
@@ -65,6 +66,7 @@ def guard_of(record: Record, tape: Tape) -> Guard:
     return Guard(
         record.expected,
         record.place.span if record.place is not None else None,
+        getattr(record.target, "about", "The numbers in this input steer the model"),
         record.target,
         record.template,
         slice_of(tape.records, record.inputs),
@@ -99,7 +101,9 @@ def sharing_guards(tape: Tape, examples: Sequence[torch.Tensor]) -> tuple[Guard,
 
 def _sharing_guard(function: Any, expected: Any, tape: Tape, examples: Sequence[torch.Tensor]) -> Guard:
     template = unpack((tuple(examples), {})).template
-    return Guard(expected, None, function, template, slice_of((), tape.inputs))
+    return Guard(
+        expected, None, "Inputs that share memory steer the model", function, template, slice_of((), tape.inputs)
+    )
 
 
 def _same_tensors(*tensors: torch.Tensor) -> list[int]:

@@ -149,7 +149,7 @@ def _collapse(tape: Tape, uses: dict[int, int], tainted: frozenset[int]) -> Coll
 
 
 def _take_record(record: Record, result: Collapsed) -> None:
-    if record.kind is RecordKind.GUARD:
+    if record.kind in (RecordKind.GUARD, RecordKind.INPUTS):
         result.guards.append(record)
         return
     if record.kind is RecordKind.IDENTITY:
@@ -212,6 +212,8 @@ def _why_open(frame: Frame, tape: Tape, uses: dict[int, int]) -> str | None:
         return "it crosses stages"
     given = set(map(id, frame.inputs))
     for record in records:
+        if record.kind is RecordKind.INPUTS:
+            continue
         for value in record.inputs:
             if value.record >= frame.start or _by_itself(value):
                 continue

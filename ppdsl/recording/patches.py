@@ -30,11 +30,15 @@ class Interceptor(Protocol):
     def on_attribute(self, module: Any, name: str, value: Any, before: Any) -> None:
         """`module.name = value` was executed; it was `before`."""
 
+    def on_read(self, module: Any, name: str) -> None:
+        """`module.name` was read, and is a number, a flag or a text."""
+
     def on_function(self, name: str, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One of the functions of `compat.functions_to_intercept` was called."""
 
 
 _active: dict[int, Interceptor] = {}
+_SETTINGS = (bool, int, float, str)
 
 
 @contextmanager
@@ -45,6 +49,7 @@ def intercepting(interceptor: Interceptor, modules: list[torch.nn.Module]) -> It
             stack.enter_context(_patched_attribute(owner, "__call__", _routed_call(owner)))
         for owner in _classes_defining(modules, "__setattr__"):
             stack.enter_context(_patched_attribute(owner, "__setattr__", _routed_setattr(owner)))
+        stack.enter_context(_routed_reads())
         for name, function in compat.functions_to_intercept():
             stack.enter_context(_swapped_code(name, function))
         outer = _active.get(get_ident())
@@ -95,6 +100,25 @@ def _routed_setattr(owner: type) -> Callable[..., Any]:
             interceptor.on_attribute(module, name, value, before)
 
     return __setattr__
+
+
+@contextmanager
+def _routed_reads() -> Iterator[None]:
+    """Hear reads of plain values; `torch.nn.Module` has no `__getattribute__` of its own."""
+
+    def __getattribute__(module: Any, name: str) -> Any:  # noqa: N807
+        value = object.__getattribute__(module, name)
+        if type(value) in _SETTINGS and name[0] != "_":
+            interceptor = _active.get(get_ident())
+            if interceptor is not None and name in object.__getattribute__(module, "__dict__"):
+                interceptor.on_read(module, name)
+        return value
+
+    torch.nn.Module.__getattribute__ = __getattribute__  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del torch.nn.Module.__getattribute__
 
 
 @contextmanager

@@ -113,7 +113,7 @@ def probe_frame(
             Diagnostic(
                 "python-value",
                 f"Module `{frame.name}` decides by numbers what it does, and returns Python values "
-                f"({', '.join(sorted(kind.__name__ for kind, _ in told)) or 'not always the same'}) that may follow "
+                f"({', '.join(sorted({kind.__name__ for kind, _ in told})) or 'not always the same'}) that may follow "
                 "from them.",
                 labels_of(frame.place),
                 "return tensors",
@@ -129,7 +129,8 @@ def _trouble(recorder: Any, frame: Frame, error: Exception) -> Exception:
     place = _place_of(error)
     if isinstance(error, compat.DATA_ERRORS):
         return data_dependence("a call", place, frame)
-    if isinstance(error, torch.jit.Error) or "FakeTensor" in str(error):
+    scripted = isinstance(error, torch.jit.Error) or "TorchScript" in str(error)
+    if scripted or "FakeTensor" in str(error):
         return unseen(place, "a call that needs the numbers inside a tensor, and that the recorder cannot see")
     return error
 

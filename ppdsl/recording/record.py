@@ -24,6 +24,7 @@ from ppdsl.recording.items import collapse
 from ppdsl.recording.programs import StageProgram
 from ppdsl.recording.randomness import Generators
 from ppdsl.recording.recorder import Recorder
+from ppdsl.recording.settings import Reads, Setting, settings_of
 from ppdsl.recording.signature import CallSignature, check_loss_call
 from ppdsl.recording.snapshot import Snapshot, preserved
 from ppdsl.recording.structure import Unpacked, fill, hides_tensor, unpack
@@ -42,7 +43,7 @@ class Recording:
         graph: Stages, edges, ties, routes.
         programs: One for each stage, in order.
         model: The user's model.
-        guards: What the recording assumed of the numbers in the inputs.
+        guards: What the recording assumed of the numbers in the inputs, and of those on modules.
         training: The `training` flag of each module when it was recorded.
         digest: Equal on ranks that recorded the same model for the same micro-batch.
     """
@@ -50,7 +51,7 @@ class Recording:
     graph: StageGraph
     programs: tuple[StageProgram, ...]
     model: torch.nn.Module
-    guards: tuple[Guard, ...]
+    guards: tuple[Guard | Setting, ...]
     training: tuple[bool, ...]
     digest: str
     _signature: CallSignature
@@ -166,10 +167,11 @@ def record_call(
         if strict:
             _check_strict(tape)
         built = build(tape, model, session.spans, session.aliases, session.output_names)
-        guards = (
+        guards: tuple[Guard | Setting, ...] = (
             *sharing_guards(tape, signature.tensors),
             *(guard_of(guard, tape) for guard in built.collapsed.guards),
         )
+    guards = (*guards, *settings_of(session.reads, (tape.root, *built.collapsed.open_frames)))
     digest = _digest(built.graph, built.programs)
     training = tuple(module.training for module in model.modules())
     output = session.output
@@ -186,6 +188,7 @@ class _Session:
         self.snapshot = snapshot
         self.messages: list[Message] = []
         self.generators = Generators()
+        self.reads: Reads = {}
         self.signature = signature
         self.loss = loss
         self.output = unpack(None)
@@ -263,6 +266,7 @@ class _Session:
         loss = self._loss_value(recorder, output, values, result)
         self.output = Unpacked(output.template, (), output.paths)
         self.output_names = tuple(_path_text(path) for path in output.paths)
+        self.reads = recorder.reads | self.reads
         self.spans, self.aliases = recorder.marking.spans, fakes.aliases
         return Tape(
             recorder.records,

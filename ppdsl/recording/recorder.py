@@ -6,7 +6,6 @@ whole is decided afterwards (see `collapse`): only then is it known what is used
 
 from __future__ import annotations
 
-import copy
 import sys
 import types
 from collections.abc import Iterator, Sequence
@@ -25,9 +24,11 @@ from ppdsl.recording.frames import Frames
 from ppdsl.recording.ledger import Ledger
 from ppdsl.recording.marking import MarkState
 from ppdsl.recording.meter import Meter
-from ppdsl.recording.naming import EFFECTS, PLAIN_METHODS, PLAIN_PROPERTIES, TO_PYTHON, writes_in_place
+from ppdsl.recording.naming import EFFECTS, TO_PYTHON, writes_in_place
 from ppdsl.recording.patches import intercepting
+from ppdsl.recording.questions import answer, is_question
 from ppdsl.recording.randomness import Generators, Streams
+from ppdsl.recording.settings import Reads
 from ppdsl.recording.specials import call_special, opened_closure
 from ppdsl.recording.steering import python_value, without_fake_kernel
 from ppdsl.recording.structure import Unpacked, fill, unpack
@@ -40,7 +41,6 @@ from ppdsl.recording.tape import (
     ValueKind,
     ambient_now,
     meta_of,
-    origin,
 )
 from ppdsl.recording.unknown import Unknown, restore_numbers
 from ppdsl.recording.upkeep import Upkeep
@@ -87,6 +87,7 @@ class Recorder(TorchFunctionMode):
         self.assigned: set[tuple[int, str]] = set()
         self.depths = (0, 0)
         self.messages: list[Message] = []
+        self.reads: Reads = {}
         self.generators = generators
         self.region = self.nesting = 0
         self.streams = Streams()
@@ -152,28 +153,9 @@ class Recorder(TorchFunctionMode):
         if self.paused:
             return self._run_paused(func, args, kwargs)
         name = getattr(func, "__name__", "")
-        if name == "__get__":
-            name = func.__self__.__name__
-            if name in PLAIN_PROPERTIES:
-                return func(self.ledger.stand_in(args[0]))
-            result = self._call(getattr, "__get__", (args[0], name), {})
-            if name == "grad" and result is None and self._is_parameter(args[0]):
-                self.frames.current.read_grad = self.place_now()
-            return result
-        if name == "__set__":
-            return self._call(setattr, name, (args[0], func.__self__.__name__, args[1]), {})
-        if name in PLAIN_METHODS:
-            return func(*args, **kwargs)
-        if name == "__deepcopy__":
-            # Its memo is the caller's, and differs each time.
-            memo = args[1]
-            if id(args[0]) not in memo:
-                memo[id(args[0])] = self._call(copy.deepcopy, name, (args[0],), {})
-            return memo[id(args[0])]
-        return self._call(func, name, args, kwargs)
-
-    def _is_parameter(self, tensor: torch.Tensor) -> bool:
-        return origin(self.ledger.value_of(self.ledger.stand_in(tensor))).kind is ValueKind.PARAMETER
+        if is_question(name):
+            return answer(self, func, name, args, kwargs)
+        return self.call(func, name, args, kwargs)
 
     def _run_paused(self, func: Any, args: Any, kwargs: Any) -> Any:
         parts = unpack((args, kwargs))
@@ -186,7 +168,8 @@ class Recorder(TorchFunctionMode):
                 args, kwargs = fill(parts.template, tensors)
         return func(*args, **kwargs)
 
-    def _call(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def call(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Run one torch call and write it down."""
         if name in EFFECTS:
             args = tuple(map(opened_closure, args))
         parts = unpack((args, kwargs))
@@ -303,6 +286,12 @@ class Recorder(TorchFunctionMode):
             return original(*args, **kwargs)
         with self.noting():
             return call_special(self, name, original, args, kwargs)
+
+    def on_read(self, module: Any, name: str) -> None:
+        """A number, flag or text is read from a module."""
+        if not self.paused:
+            frame = self.frames.current
+            self.reads[id(frame), id(module), name] = (frame, module, name)
 
     def on_attribute(self, module: Any, name: str, value: Any, before: Any) -> None:
         """Record `module.name = tensor`, alone or in a container; note plain values that another stage may read."""

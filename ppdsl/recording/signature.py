@@ -95,7 +95,7 @@ def _bind(
     if parameters is None:
         return {"args": args, "kwargs": kwargs}
     try:
-        return dict(parameters.bind(*args, **kwargs).arguments)
+        return _without_defaults(parameters, dict(parameters.bind(*args, **kwargs).arguments))
     except TypeError as error:
         raise CallError(
             Diagnostic(
@@ -105,6 +105,18 @@ def _bind(
                 f"forward takes {parameters}",
             )
         ) from None
+
+
+def _without_defaults(parameters: inspect.Signature, named: dict[str, Any]) -> dict[str, Any]:
+    """Leave out plain arguments that are what the default says anyway: a call means the same with them and without."""
+    kinds = {parameter.kind for parameter in parameters.parameters.values()}
+    if inspect.Parameter.VAR_POSITIONAL in kinds or inspect.Parameter.POSITIONAL_ONLY in kinds:
+        return named  # there, an argument is known by its position
+    return {name: value for name, value in named.items() if not _is_default(value, parameters.parameters[name].default)}
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    return isinstance(value, (bool, int, float, str, type(None))) and type(value) is type(default) and value == default
 
 
 def _name(path: Path) -> str:

@@ -14,7 +14,15 @@ from ppdsl.recording.replay import slice_of
 from ppdsl.recording.structure import Unpacked, fill
 from ppdsl.recording.tape import Record, RecordKind, Value
 
-__all__ = ["python_value", "without_fake_kernel"]
+__all__ = [
+    "ShapesOf",
+    "python_of_constant",
+    "python_of_input",
+    "python_value",
+    "shape_of_input",
+    "unpack_like",
+    "without_fake_kernel",
+]
 
 _LARGEST_BELOW_ONE = 1.0 - 2.0**-24
 

@@ -136,6 +136,7 @@ class RecordKind(StrEnum):
     IDENTITY = "identity"
     ATTRIBUTE = "attribute"
     GUARD = "guard"
+    INPUTS = "inputs"  # a guard on strides or flags of all inputs: no use of them
     MODULE = "module"
 
 

@@ -1,6 +1,7 @@
 """Small models, each with one trap; importing this package registers all of them."""
 
 from tests.recording.toys import (
+    adversarial,
     buffers,
     containers,
     gradients,
@@ -19,6 +20,7 @@ from tests.recording.toys.base import TOYS
 
 __all__ = [
     "TOYS",
+    "adversarial",
     "buffers",
     "containers",
     "gradients",

@@ -39,9 +39,7 @@ def error_of_violation(toy: Toy) -> str:
 
 
 def _write() -> None:
-    lines = [
-        "What recording each refused toy says, and what a call says that does not fit a recording. Places have no lines."
-    ]
+    lines = ["What recording each toy says, or a call that does not fit its recording; places have no lines."]
     for toy in TOYS.values():
         if toy.outcome is Outcome.REFUSED:
             lines += [f"===== {toy.name}", harness.neutral(harness.judge(toy, with_loss=False).text)]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import ppdsl as pp
 from tests.recording.toys.base import Net, Outcome, toy
-from tests.recording.toys.values import LayerDrop, scripted
+from tests.recording.toys.values import LayerDrop
 
 __all__: list[str] = []
 
@@ -92,9 +92,17 @@ class NonzeroOfAnActivationInGlue(Net):
 
 @toy("3.29", "6.9", outcome=Outcome.REFUSED)
 class ScriptFunctionInGlue(Net):
+    """Compiled anew for each model: how TorchScript runs a function depends on how often it ran before."""
+
+    def setup(self) -> None:
+        def twice_and_one(x: Tensor) -> Tensor:
+            return x * 2 + 1
+
+        self.scripted = torch.jit.script(twice_and_one)
+
     def forward(self, x: Tensor) -> Tensor:
         with pp.stage(0):
-            h = scripted(self.a(x))
+            h = self.scripted(self.a(x))
         with pp.stage(1):
             return self.b(h)
 
