@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,11 @@ __all__ = ["INNER_FILES", "DataDependence", "data_dependence", "error_at", "labe
 
 
 # Code that is not the user's: a finding points at the innermost line outside of it.
-INNER_FILES = (f"{Path(torch.__file__).parent}{os.sep}", str(Path(annotate.__file__).parent / "recording"))
+INNER_FILES = (
+    f"{Path(torch.__file__).parent}{os.sep}",
+    str(Path(annotate.__file__).parent / "recording"),
+    contextlib.__file__,
+)
 
 
 class DataDependence(RecordingError):

@@ -17,6 +17,7 @@ from ppdsl.recording.replay import slice_of
 from ppdsl.recording.structure import Unpacked, fill, same_shape_of, unpack
 from ppdsl.recording.tape import Frame, Record, RecordKind, Value, ValueKind, meta_of
 from ppdsl.recording.unknown import Unknown, hide_numbers, numbers_in
+from ppdsl.recording.upkeep import Picture, picture_of
 from ppdsl.source import Place
 
 __all__ = ["probe_call", "probe_frame"]
@@ -227,7 +228,7 @@ class _RealState:
         self._recorder = recorder
         self._slots: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         self._reals: dict[int, tuple[torch.Tensor, Value, int]] = {}
-        self._attributes: list[tuple[Any, dict[str, Any]]] = []
+        self._attributes: list[tuple[Any, dict[str, Any], Picture]] = []
         self._constants: list[tuple[torch.Tensor, int, torch.Tensor]] = []
         self._scripted: list[Value] = []
         made: dict[int, torch.Tensor] = {}
@@ -240,7 +241,7 @@ class _RealState:
                     child.__dict__[name] = value.before
                 elif isinstance(value, torch.Tensor) and not compat.is_fake(value):
                     self._constants.append((value, compat.version_of(value), value.detach().clone()))
-            self._attributes.append((child, dict(child.__dict__)))
+            self._attributes.append((child, dict(child.__dict__), picture_of(child)))
             tables: tuple[dict[str, Any], ...] = (child._parameters, child._buffers)
             for slots in tables:
                 for name, fake in slots.items():
@@ -280,8 +281,8 @@ class _RealState:
             if compat.version_of(tensor) != version:
                 with compat.without_dispatch_modes(), torch.no_grad():
                     tensor.detach().copy_(copy)
-        for module, before in self._attributes:
-            hide_numbers(self._recorder, module, before)
+        for module, before, picture in self._attributes:
+            hide_numbers(self._recorder, module, before, picture)
             for name, value in list(module.__dict__.items()):
                 if isinstance(value, torch.Tensor) and before.get(name) is not value:
                     self._recorder.ledger.poisoned[id(value)] = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -253,7 +254,9 @@ class _Session:
 
         fakes.enter()
         try:
-            with torch.enable_grad() if not base else nullcontext():
+            with torch.enable_grad() if not base else nullcontext(), warnings.catch_warnings():
+                # Torch's own, when it turns a parameter that the model does not list into a fake.
+                warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
                 result = recorder.run(program, (), {})
         finally:
             fakes.leave()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 
 import pytest
 import torch
 from torch import nn
 
+import ppdsl as pp
+from ppdsl.diagnostics import RecordingError
 from ppdsl.recording.record import record_call
 from tests.recording.harness import SEEDS, build, call_of, judge, mark, neutral, on_meta, shape_of
 from tests.recording.toys import TOYS
@@ -115,3 +118,41 @@ def test_every_row_of_the_design_page_has_a_toy() -> None:
     # 3.26 (ties after a move to another device) is about the XLA runtime, not the recorder.
     wanted = {f"3.{row}" for row in range(1, 32)} - {"3.26"} | {f"6.{row}" for row in range(1, 13)} | {"4"}
     assert wanted <= rows
+
+
+def test_strict_refuses_operations_outside_every_stage() -> None:
+    toy = TOYS["glue_between_blocks"]
+    with pytest.raises(RecordingError) as caught:
+        record_call(build(toy), *call_of(toy, SEEDS[0]), strict=True)
+    assert neutral(str(caught.value)).splitlines() == [
+        "error[unmarked-operation]: `mul` runs outside every stage.",
+        " --> marks.py",
+        " |",
+        " | h = (h * 2).relu()",
+        " | ^^^^^",
+        "help: put it into a `with pp.stage(...)` block, or record without strict=True",
+    ]
+
+
+def test_another_thread_is_not_heard() -> None:
+    toy = TOYS["two_blocks"]
+    other, stop = nn.Linear(4, 4), threading.Event()
+    calls = 0
+
+    def call_modules() -> None:
+        nonlocal calls
+        while not stop.is_set():
+            with pp.stage("elsewhere"):
+                other(torch.zeros(2, 4))
+            calls += 1
+
+    thread = threading.Thread(target=call_modules)
+    thread.start()
+    try:
+        graphs = [record_call(build(toy), *call_of(toy, SEEDS[0])).graph for _ in range(5)]
+    finally:
+        stop.set()
+        thread.join()
+    assert calls
+    assert all(graph == graphs[0] for graph in graphs)
+    assert [stage.modules for stage in graphs[0].stages] == [("a",), ("b",)]
