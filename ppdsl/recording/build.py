@@ -16,6 +16,7 @@ from ppdsl.recording.items import Collapsed, Item, collapse
 from ppdsl.recording.programs import Result, Source, SourceKind, StageProgram, build_module
 from ppdsl.recording.routes import Routes
 from ppdsl.recording.tape import Tape, Value, ValueKind, origin
+from ppdsl.recording.typechecks import type_warnings
 from ppdsl.recording.visits import Visit, assign_visits
 from ppdsl.source import Span
 from ppdsl.units import Bytes, Flops
@@ -89,7 +90,12 @@ def build(
         ),
         loss=None if tape.loss is None else _home(routes.resolve(tape.loss), routes, position, len(visits)),
         name=type(model).__name__,
-        warnings=(*warnings_of(tape, collapsed), *order_warnings(visits), *_edge_warnings(edges, collapsed)),
+        warnings=(
+            *warnings_of(tape, collapsed),
+            *order_warnings(visits),
+            *type_warnings(collapsed),
+            *_edge_warnings(edges, collapsed),
+        ),
     )
     return Built(graph, tuple(programs), collapsed)
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from ppdsl.diagnostics import Diagnostic
+from ppdsl.diagnostics import Diagnostic, RecordingError
 from ppdsl.recording.findings import error_at, labels_of
-from ppdsl.recording.items import Collapsed, Item
+from ppdsl.recording.items import Collapsed, Item, collapse
 from ppdsl.recording.tape import Frame, Tape, Value
 from ppdsl.recording.visits import Visit
 
-__all__ = ["check_borders", "check_kept", "check_open_frames", "order_warnings", "warnings_of"]
+__all__ = ["check_borders", "check_kept", "check_open_frames", "check_strict", "order_warnings", "warnings_of"]
 
 
 def check_open_frames(tape: Tape, collapsed: Collapsed) -> None:
@@ -80,7 +80,7 @@ def check_kept(tape: Tape, collapsed: Collapsed) -> None:
 
 
 def check_borders(visits: list[Visit], collapsed: Collapsed) -> None:
-    """Refuse `torch.autograd.grad` and `backward` inside forward when the way back leaves their stage.
+    """Refuse `torch.autograd.grad`, `backward` and hooks when the way back leaves their stage.
 
     Raises:
         RecordingError: A gradient would have to cross a border while forward runs.
@@ -89,6 +89,16 @@ def check_borders(visits: list[Visit], collapsed: Collapsed) -> None:
     makers = {id(value): item for item in collapsed.items for _, value in (*item.outputs, *item.writes)}
     for item in collapsed.items:
         name = getattr(item.target, "__name__", "")
+        if name == "register_hook" and item.inputs:
+            maker = makers.get(id(collapsed.resolve(item.inputs[0])))
+            if maker is not None and home.get(id(maker)) is not home.get(id(item)):
+                raise error_at(
+                    "hook-over-border",
+                    f"A hook on a tensor of stage {home[id(maker)].key} needs tensors of stage {home[id(item)].key}: "
+                    "there, it would get a part of the gradient.",
+                    item.place,
+                    "compute what the hook needs in the stage that makes the tensor",
+                )
         if item.target is torch.autograd.grad:
             ends = [value for value in item.inputs if value.meta.requires_grad]
         elif name == "backward" and item.effect:
@@ -155,6 +165,24 @@ def order_warnings(visits: list[Visit]) -> tuple[Diagnostic, ...]:
             "draw in the order of the stages, if the same numbers matter",
         ),
     )
+
+
+def check_strict(tape: Tape) -> None:
+    """Refuse torch calls and modules outside every stage.
+
+    Raises:
+        RecordingError: There is one.
+    """
+    for item in collapse(tape).items:
+        if item.stage is None:
+            raise RecordingError(
+                Diagnostic(
+                    "unmarked-operation",
+                    f"`{item.name}` runs outside every stage.",
+                    labels_of(item.place),
+                    "put it into a `with pp.stage(...)` block, or record without strict=True",
+                )
+            )
 
 
 def _ancestors(values: list[Value], makers: dict[int, Item], collapsed: Collapsed) -> list[Item]:

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from ppdsl.diagnostics import CallError, Diagnostic, Label, RecordingError
+from ppdsl.diagnostics import CallError, Diagnostic, RecordingError
 from ppdsl.graph.ir import StageGraph
 from ppdsl.recording import compat
 from ppdsl.recording.admission import check_inputs, check_model
 from ppdsl.recording.build import build
-from ppdsl.recording.checks import check_kept, check_open_frames
+from ppdsl.recording.checks import check_kept, check_open_frames, check_strict
 from ppdsl.recording.compare import difference
 from ppdsl.recording.fakes import FakeState
 from ppdsl.recording.guards import Guard, guard_of, sharing_guards
@@ -166,7 +166,7 @@ def record_call(
         session = _Session(model, signature, loss, snapshot)
         tape = session.stable_tape()
         if strict:
-            _check_strict(tape)
+            check_strict(tape)
         built = build(tape, model, session.spans, session.aliases, session.output_names)
         guards: tuple[Guard | Setting, ...] = (
             *sharing_guards(tape, signature.tensors),
@@ -319,19 +319,6 @@ class _Session:
             if scalar and (path == () or (len(path) == 1 and path[0][1] == "loss")):
                 return value
         return None
-
-
-def _check_strict(tape: Tape) -> None:
-    for item in collapse(tape).items:
-        if item.stage is None:
-            raise RecordingError(
-                Diagnostic(
-                    "unmarked-operation",
-                    f"`{item.name}` runs outside every stage.",
-                    () if item.place is None else (Label(item.place.span),),
-                    "put it into a `with pp.stage(...)` block, or record without strict=True",
-                )
-            )
 
 
 def _digest(graph: StageGraph, programs: tuple[StageProgram, ...]) -> str:

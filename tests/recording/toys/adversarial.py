@@ -601,3 +601,56 @@ class CachedFunctionOfAnActivation(Net):
             h = doubled(self.a(x))
         with pp.stage(1):
             return self.b(doubled(h))
+
+
+class Logs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[float] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.log.append(x.sum().item())
+        return x
+
+
+@toy("3.14", outcome=REFUSED)
+class ListOfATriedModuleIsRead(Net):
+    def setup(self) -> None:
+        self.logs = Logs()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with pp.stage(0):
+            h = self.logs(self.a(x))
+        with pp.stage(1):
+            return self.b(h) * self.logs.log[-1]
+
+
+@toy("3.9", outcome=REFUSED)
+class HookNeedsATensorOfALaterStage(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        with pp.stage(0):
+            h = self.a(x)
+        with pp.stage(1):
+            k = self.b(h)
+            mask = (k > 0).float()
+            h.register_hook(lambda gradient: gradient * mask)
+        with pp.stage(2):
+            return self.c(k) + self.d(h)
+
+
+@toy("3.13", "3.21")
+class ModuleSwitchedForOneCall(Net):
+    """The same modules once in training and once in evaluation, within one forward."""
+
+    def setup(self) -> None:
+        self.block = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(4, affine=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with pp.stage(0):
+            h = self.block(self.a(x))
+        self.block.eval()
+        with pp.stage(0):
+            h = self.block(h)
+        self.block.train()
+        with pp.stage(1):
+            return self.b(h)
