@@ -79,6 +79,7 @@ bench:  ## measure what the documentation gives numbers for
 
 models:  ## record all real models on both versions of torch and write docs/reference/models.md
 	@$(threads) $(current) python -m tests.zoo.table
+	@$(threads) $(vision) python -m tests.zoo.table
 	@$(threads) $(xla) python -m tests.zoo.table
 
 wheel:  ## build the wheel into dist/

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 import time
 import traceback
 import warnings
@@ -131,7 +132,7 @@ def examine(case: Case, *, train: bool, with_meta: bool = False) -> Finding:
     try:
         recording = record_case(case, model)
     except PpdslError as error:
-        return Finding(case.name, train, Status.REFUSED, time.process_time() - start, text=str(error))
+        return Finding(case.name, train, Status.REFUSED, time.process_time() - start, text=_without_folders(str(error)))
     except Exception:
         return Finding(case.name, train, Status.WRONG, time.process_time() - start, text=traceback.format_exc())
     seconds = time.process_time() - start
@@ -160,6 +161,11 @@ def examine(case: Case, *, train: bool, with_meta: bool = False) -> Finding:
     status = Status.WRONG if wrong else Status.ROUNDING if rounding else Status.EQUAL
     error = gradient_error(split, plain)
     return dataclasses.replace(finding, status=status, gradient_error=error, meta=meta, text="\n".join(wrong))
+
+
+def _without_folders(text: str) -> str:
+    """Cut the folders of installed packages from an error: they are this machine's own."""
+    return re.sub(r"(--> ).*/site-packages/", r"\1", text)
 
 
 def gradient_error(split: Run, plain: Run) -> float:

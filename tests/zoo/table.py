@@ -24,7 +24,7 @@ from tests.zoo.harness import Finding, Status, examine
 from tests.zoo.held_out import HELD_OUT_CASES
 from tests.zoo.models import CASES
 
-__all__ = ["main", "render"]
+__all__ = ["main", "merge", "render"]
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -57,6 +57,7 @@ say what works, not how likely the next unknown model is to work.
 """
 
 Findings = dict[str, list[Finding]]
+Libraries = dict[str, dict[str, str]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if any(finding.status is Status.WRONG for finding in findings) else 0
 
 
-def render(findings: Findings, libraries: dict[str, str]) -> str:
+def render(findings: Findings, libraries: Libraries) -> str:
     """Return the page for findings by version of torch."""
     versions = sorted(findings, key=_numbers, reverse=True)
     by_key = {(v, f.model, f.train): f for v in versions for f in findings[v]}
@@ -141,26 +142,38 @@ def _note(finding: Finding, version: str) -> str:
     return f"- `{finding.model}` in {mode} mode is {finding.status} (torch {version}): `{first}`"
 
 
-def _summary(findings: Findings, versions: list[str], libraries: dict[str, str]) -> list[str]:
+def _summary(findings: Findings, versions: list[str], libraries: Libraries) -> list[str]:
     lines = []
     for version in versions:
         for train in (False, True):
             counts = Counter(f.status for f in findings[version] if f.train is train)
             words = ", ".join(f"{counts[status]} {status}" for status in Status if counts[status])
             lines.append(f"- torch {version}, {'train' if train else 'eval'}: {words}.")
-    lines.append(f"- Libraries: {', '.join(f'{name} {version}' for name, version in sorted(libraries.items()))}.")
+        beside = ", ".join(f"{name} {number}" for name, number in sorted(libraries.get(version, {}).items()))
+        lines.append(f"- torch {version} was used with {beside}.")
     return lines
 
 
 def _write(folder: Path, version: str, findings: list[Finding]) -> None:
     store = folder / "models.json"
     stored = json.loads(store.read_text()) if store.exists() else {"torch": {}, "libraries": {}}
-    stored["torch"][version] = [dataclasses.asdict(finding) for finding in findings]
-    stored["libraries"] |= _libraries()
+    libraries = stored["libraries"]
+    libraries[version] = {**libraries.get(version, {}), **_libraries()}
+    loaded = {v: [_finding(entry) for entry in entries] for v, entries in stored["torch"].items()}
+    loaded[version] = merge(loaded.get(version, []), findings)
+    stored["torch"] = {v: [dataclasses.asdict(finding) for finding in entries] for v, entries in loaded.items()}
     folder.mkdir(parents=True, exist_ok=True)
     store.write_text(json.dumps(stored, indent=1, sort_keys=True) + "\n")
-    loaded = {v: [_finding(entry) for entry in entries] for v, entries in stored["torch"].items()}
-    (folder / "models.md").write_text(render(loaded, stored["libraries"]))
+    (folder / "models.md").write_text(render(loaded, libraries))
+
+
+def merge(old: list[Finding], new: list[Finding]) -> list[Finding]:
+    """Return the new findings, with old ones where this environment skipped what another one ran."""
+    ran = {(finding.model, finding.train): finding for finding in old if finding.status is not Status.SKIPPED}
+    return [
+        ran.get((finding.model, finding.train), finding) if finding.status is Status.SKIPPED else finding
+        for finding in new
+    ]
 
 
 def _finding(entry: dict[str, object]) -> Finding:

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.zoo.harness import Finding, Status
-from tests.zoo.table import render
+from tests.zoo.table import merge, render
 
 FINDINGS = {
     "2.9.0": [
@@ -28,7 +28,7 @@ FINDINGS = {
 
 
 def test_each_model_has_a_row_and_each_reason_a_line() -> None:
-    page = render(FINDINGS, {"transformers": "5.0"})
+    page = render(FINDINGS, {"2.9.0": {"transformers": "5.0", "timm": "1.0"}, "2.13.0": {"transformers": "5.0"}})
     assert (
         page[page.index("| model") :]
         == """\
@@ -50,12 +50,26 @@ say what works, not how likely the next unknown model is to work.
 
 - torch 2.13.0, eval: 1 equal, 1 skipped.
 - torch 2.13.0, train: 1 wrong, 1 skipped.
+- torch 2.13.0 was used with transformers 5.0.
 - torch 2.9.0, eval: 2 equal, 1 rounding.
 - torch 2.9.0, train: 2 equal, 1 refused.
-- Libraries: transformers 5.0.
+- torch 2.9.0 was used with timm 1.0, transformers 5.0.
 
 - `gpt` in train mode is wrong (torch 2.13.0): `KeyError: 3`
 - `gpt` in train mode is refused (torch 2.9.0): `error[recordings-differ]: They differ.`
 - Not run: timm not installed.
 """
     )
+
+
+def test_what_one_environment_skips_another_one_of_the_same_torch_may_have_run() -> None:
+    vision = [
+        Finding("gpt", False, Status.SKIPPED, text="no transformers"),
+        Finding("swin", False, Status.EQUAL, 0.25, 4, 7, 0, 3),
+    ]
+    text = [
+        Finding("gpt", False, Status.REFUSED, text="error[x]: y"),
+        Finding("swin", False, Status.SKIPPED, text="no timm"),
+    ]
+    assert merge(vision, text) == [text[0], vision[1]]
+    assert merge(text, vision) == [text[0], vision[1]]
