@@ -1,12 +1,18 @@
-"""What the processes of an example's test run: `examples_worker.py run|overlap EXAMPLE`."""
+"""What the processes of an example's test run: `examples_worker.py run|overlap EXAMPLE FOLDER`.
+
+Each process writes what it says to a file of its own in the folder: on one pipe their lines would run into each other.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import runpy
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +25,7 @@ from ppdsl.timeline import Event, Timeline
 def run(path: str) -> None:
     """Run an example as `python EXAMPLE` does; then every rank says its losses, every bit of them."""
     losses = runpy.run_path(path, run_name="__main__")["losses"]
-    print(f"rank {os.environ.get('RANK', '0')}", *(repr(loss) for loss in losses), flush=True)
+    print(f"rank {os.environ.get('RANK', '0')}", *(repr(loss) for loss in losses))
 
 
 def overlap(path: str) -> None:
@@ -73,4 +79,7 @@ def together(timeline: Timeline, microbatches: int) -> int:
 
 if __name__ == "__main__":
     commands: dict[str, Any] = {"run": run, "overlap": overlap}
-    commands[sys.argv[1]](sys.argv[2])
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        commands[sys.argv[1]](sys.argv[2])
+    Path(sys.argv[3], os.environ.get("RANK", "0")).write_text(said.getvalue())

@@ -8,6 +8,7 @@ import os
 import runpy
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -52,16 +53,17 @@ def in_one_process(example: Path) -> Ran:
 
 
 def under_torchrun(command: str, example: Path, processes: int) -> list[str]:
-    """Return the lines that the example and its worker print."""
+    """Return the lines that the example and its worker print, rank by rank."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(ROOT / "tests" / "examples_worker.py"), command, str(example)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "ERROR"},
-        capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    # The gloo of torch 2.9 says there who has connected, its processes into each other's lines.
-    return [line for line in done.stdout.splitlines() if line.startswith(("step ", "rank ", "in order"))]
+    worker = str(ROOT / "tests" / "examples_worker.py")
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, *launcher, worker, command, str(example), folder],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "ERROR"},
+            capture_output=True, text=True, timeout=180, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return [line for file in sorted(Path(folder).iterdir()) for line in file.read_text().splitlines()]
 
 
 def plain_losses(example: Path) -> list[float]:
