@@ -1,7 +1,7 @@
 """ppdsl: pipeline parallelism for ordinary PyTorch models. Mark the stages, keep the code.
 
-Marks, graphs, schedules and timelines are plain data and load at once. `record`, `pipeline` and `Pipeline` need torch;
-they, and torch, load on first use.
+Marks, graphs, schedules and timelines are plain data and load at once. What records, runs, fills and saves a
+model (`record`, `pipeline`, `materialize`, `save`, ...) needs torch, and loads with it on first use.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ppdsl.diagnostics import (
     RecordingError,
     RunError,
     ScheduleError,
+    SpecError,
 )
 from ppdsl.graph.ir import StageGraph
 from ppdsl.plan.verify import verify
@@ -29,10 +30,16 @@ from ppdsl.timeline import Timeline
 
 if TYPE_CHECKING:
     from ppdsl.recording.record import record
+    from ppdsl.runtime.checkpoint import Saving, save
+    from ppdsl.runtime.materialize import materialize
     from ppdsl.runtime.pipeline import Pipeline, pipeline
+    from ppdsl.runtime.resuming import Checkpoint, load
+    from ppdsl.runtime.safetensors_io import export_safetensors
+    from ppdsl.runtime.token_mean import TokenMean
 
 __all__ = [
     "CallError",
+    "Checkpoint",
     "Diagnostic",
     "GraphError",
     "MarkError",
@@ -41,16 +48,23 @@ __all__ = [
     "PpdslWarning",
     "RecordingError",
     "RunError",
+    "Saving",
     "Schedule",
     "ScheduleError",
+    "SpecError",
     "StageGraph",
     "Timeline",
+    "TokenMean",
     "begin",
     "cutpoint",
+    "export_safetensors",
+    "load",
     "marks",
+    "materialize",
     "pipeline",
     "place",
     "record",
+    "save",
     "simulate",
     "stage",
     "unmark",
@@ -60,9 +74,16 @@ __all__ = [
 __version__ = "0.1.0"
 
 _NEED_TORCH = {
+    "Checkpoint": "ppdsl.runtime.resuming",
     "Pipeline": "ppdsl.runtime.pipeline",
+    "Saving": "ppdsl.runtime.checkpoint",
+    "TokenMean": "ppdsl.runtime.token_mean",
+    "export_safetensors": "ppdsl.runtime.safetensors_io",
+    "load": "ppdsl.runtime.resuming",
+    "materialize": "ppdsl.runtime.materialize",
     "pipeline": "ppdsl.runtime.pipeline",
     "record": "ppdsl.recording.record",
+    "save": "ppdsl.runtime.checkpoint",
 }
 
 

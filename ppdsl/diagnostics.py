@@ -4,6 +4,7 @@ The exceptions a user can meet, all children of `PpdslError`, each carrying its 
 
     PpdslError
     ├── MarkError        a mark is misplaced, never reached, or means two things
+    ├── SpecError        a .ppspec is wrong, does not fit the model, or a contract in it is broken
     ├── RecordingError   the forward pass cannot become a graph of stages
     ├── GraphError       the stages cannot be built or placed
     ├── ScheduleError    a schedule is impossible, breaks a law or would deadlock
@@ -33,6 +34,7 @@ __all__ = [
     "RunError",
     "ScheduleError",
     "Severity",
+    "SpecError",
     "render_plain",
 ]
 
@@ -117,6 +119,10 @@ class RecordingError(PpdslError):
     """The forward pass cannot become a graph of stages."""
 
 
+class SpecError(PpdslError):
+    """A `.ppspec` is wrong, does not fit the model, or a contract in it is broken."""
+
+
 class GraphError(PpdslError):
     """The stages cannot be built or placed."""
 
@@ -159,17 +165,25 @@ def _render_one(diagnostic: Diagnostic) -> str:
     return "\n".join(lines)
 
 
+_WINDOW = 240
+"""Columns of a line that are shown at most."""
+
+
 def _render_label(label: Label) -> list[str]:
     span = label.span
     lines = [f" --> {span}"]
+    linecache.checkcache(span.file)  # a file may have been read, and changed, before
     text = linecache.getline(span.file, span.line).rstrip("\n")
     if not text:
         return [lines[0] + (f" {label.text}" if label.text else "")]
-    expanded = text.expandtabs(1)
-    end = span.end_column if span.end_line == span.line else len(expanded) + 1
-    carets = "^" * max(1, end - span.column)
+    # Of a very long line only a window is shown; what cannot be printed is a dot, so that columns stay right.
+    start = max(0, span.column - _WINDOW // 2) if len(text) > _WINDOW else 0
+    shown = text.expandtabs(1)[start : start + _WINDOW]
+    expanded = shown if shown.isprintable() else "".join(sign if sign.isprintable() else "·" for sign in shown)
+    end = span.end_column if span.end_line == span.line else len(text) + 1
+    carets = "^" * max(1, min(end - start, len(shown) + 1) - span.column + start)
     gutter = " " * len(str(span.line))
     lines.append(f"{gutter} |")
     lines.append(f"{span.line} | {expanded}")
-    lines.append(f"{gutter} | {' ' * (span.column - 1)}{carets} {label.text}".rstrip())
+    lines.append(f"{gutter} | {' ' * (span.column - 1 - start)}{carets} {label.text}".rstrip())
     return lines

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from ppdsl.cli import main
+from ppdsl.cli.entry import COMMANDS, build_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = "ppdsl.demo:make"
@@ -115,6 +116,20 @@ def test_help_lists_the_commands_and_the_exit_codes(capsys: pytest.CaptureFixtur
     assert "exit codes: 0 fine, 1 findings, 2 wrong use, 3 a run failed" in out
 
 
+@pytest.mark.parametrize("command", [command.name for command in COMMANDS])
+def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    code, out, err = run(capsys, command, "--help")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"usage: ppdsl {command}")
+    assert "options:" in out
+
+
+def test_the_parser_of_all_commands_knows_the_options_of_each() -> None:
+    options = build_parser().parse_args(["timeline", "--ranks-shown", "0-2"])
+    assert options.ranks_shown == (0, 1, 2)
+    assert build_parser().parse_args(["run", "--nproc", "2", "train.py"]).nproc == 2
+
+
 @pytest.mark.parametrize(
     "arguments", [(), ("fly",), ("timeline", "--ranks", "0"), ("graph",), ("timeline", "--width", "9")]
 )
@@ -212,11 +227,156 @@ def test_an_unknown_schedule_is_wrong_use_with_a_suggestion(capsys: pytest.Captu
 def test_schedules_are_compared_in_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "timeline", "--compare", "1f1b, gpipe", "--width", 80)
     assert code == 0
-    assert out.splitlines() == [
-        "schedule  makespan  bubble  of the bound  held at most",
-        "1f1b          33 F  27.3 %         100 %             4",
-        "gpipe         33 F  27.3 %         100 %             8",
+    assert out.splitlines()[:5] == [
+        "4 ranks, 8 micro-batches, equal stages",
+        "",
+        "schedule  stages  makespan  bubble  period  bubble  optimal  held",
+        "1f1b           4      33 F  27.3 %    33 F  27.3 %    100 %     4",
+        "gpipe          4      33 F  27.3 %    33 F  27.3 %    100 %     8",
     ]
+
+
+def test_compared_schedules_get_the_stages_that_their_family_needs_and_the_same_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = "1f1b,interleaved_1f1b(v=2),zero_bubble(h2),zbv"
+    code, out, _ = run(capsys, "timeline", "--compare", names, "--width", 100)
+    assert code == 0
+    assert out.splitlines()[3:7] == [
+        "1f1b                        4      33 F  27.3 %    33 F  27.3 %    100 %     4",
+        "interleaved_1f1b(v=2)       8    28.5 F  15.8 %  28.5 F  15.8 %    100 %   5.5",
+        "zero_bubble(h2)             4      27 F  11.1 %    24 F   0.0 %    100 %     7",
+        "zbv                         8    25.5 F   5.9 %    24 F   0.0 %    100 %     4",
+    ]
+
+
+def test_a_compared_schedule_that_cannot_be_built_is_listed_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("timeline", "--compare", "1f1b,zbv", "--ranks", 4, "--stages", 4, "--width", 200)
+    code, out, err = run(capsys, *arguments)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[3].startswith("1f1b ")
+    assert "zbv cannot be built: The schedule goes there and back over 4 ranks, which takes 8 stages. Found 4." in out
+    lines = run(capsys, *arguments, "--format", "json")[1].splitlines()
+    assert "makespan" in json.loads(lines[0])
+    assert json.loads(lines[1])["findings"][0]["code"] == "placement-not-v"
+
+
+def test_nothing_but_schedules_that_cannot_be_built_is_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "timeline", "--compare", "zbv", "--ranks", 4, "--stages", 4)
+    assert code == 1
+    assert "zbv cannot be built" in out
+
+
+@pytest.mark.parametrize("name", ["zbv", "zero_bubble(h1)", "interleaved_1f1b(v=2)", "1f1b"])
+def test_json_has_the_expected_figures_in_stage_times(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    cost = ("--cost", "F=1,I=1,W=1,latency=0", "--format", "json")
+    found = json.loads(run(capsys, "timeline", "--schedule", name, "--ranks", 4, "--microbatches", 8, *cost)[1])
+    makespan, span, stages, peak = {
+        "zbv": (51, 48, 8, 8), "zero_bubble(h1)": (27, 27, 4, 4), "interleaved_1f1b(v=2)": (57, 57, 8, 11),
+        "1f1b": (33, 33, 4, 4),
+    }[name]  # fmt: skip
+    assert (found["makespan"], found["max_rank_span"], found["stages"]) == (makespan, span, stages)
+    assert (found["lower_bound"], max(found["peak_activations"])) == (makespan, peak)
+    assert found["period"] <= makespan
+    assert [found["placement"][action["stage"]] for action in found["actions"]] == [a["rank"] for a in found["actions"]]
+
+
+def test_json_has_the_messages_when_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("timeline", "--ranks", 2, "--microbatches", 1, "--latency", 0.5, "--format", "json")
+    assert "messages" not in json.loads(run(capsys, *arguments)[1])
+    assert json.loads(run(capsys, *arguments, "--messages")[1])["messages"] == [
+        {"source": 0, "target": 1, "made": "0F0", "used": "1F0", "start": 1.0, "end": 1.5},
+        {"source": 1, "target": 0, "made": "1B0", "used": "0B0", "start": 4.5, "end": 5.0},
+    ]
+
+
+def test_messages_are_drawn_below_the_ranks_that_send_them(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "timeline", "--ranks", 2, "--microbatches", 2, "--latency", 1, "--messages")[1]
+    assert [line.split("│")[0] for line in out.splitlines()[1:5]] == ["rank 0 ", " sends ", "rank 1 ", " sends "]
+
+
+def test_a_step_can_go_on_in_a_line_below(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "timeline", "--schedule", "zbv", "--wrap", "--width", 80)[1]
+    assert sum(line.startswith("rank 3 │") for line in out.splitlines()) == 2
+
+
+def test_the_number_of_stages_on_a_rank_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ({"schedule": "looped_bfs", "chunks": 4}, {"schedule": "looped_bfs(v=4)"}):
+        arguments = [word for key, value in option.items() for word in (f"--{key}", value)]
+        found = json.loads(run(capsys, "timeline", *arguments, "--ranks", 2, "--format", "json")[1])
+        assert (found["stages"], found["placement"]) == (8, [0, 1] * 4)
+
+
+def test_some_ranks_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "timeline", "--ranks", 64, "--ranks-shown", "0-1,63", "--width", 80)[1]
+    assert [line.split("│")[0].strip() for line in out.splitlines()[1:5]] == ["rank 0", "rank 1", "┆", "rank 63"]
+
+
+def test_auto_says_what_it_took_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "timeline", "--schedule", "auto", "--width", 80)
+    assert code == 0
+    assert "makespan 27 F" in out
+    assert re.search(r"takes 27 F, 100\.0 % of the lower bound", " ".join(out.split()))
+    found = json.loads(run(capsys, "timeline", "--schedule", "auto", "--format", "json")[1])
+    assert (found["makespan"], found["proven"]) == (27.0, True)
+    assert found["reasons"]
+
+
+def test_auto_compares_placements_when_nobody_says_where_stages_are(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "timeline", "--compare", "zbv,auto", "--width", 100)[1]
+    zbv, auto = (line.split() for line in out.splitlines()[3:5])
+    assert auto[0] == "auto:"
+    assert auto[-7:] == zbv[-7:]  # the same makespan, period, and memory
+
+
+def test_a_schedule_that_needs_more_memory_than_there_is_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, _, err = run(capsys, "timeline", "--memory", 3)
+    assert code == 1
+    assert err.startswith("error[no-memory]: Schedule '1f1b' holds 4 activations on rank 0; its limit is 3.")
+    (tmp_path / "own.csv").write_text(GOOD)
+    code, _, err = run(capsys, "timeline", "--schedule", tmp_path / "own.csv", "--memory", 1)
+    assert code == 1
+    assert "own.csv holds 2 on rank 0; its limit is 1." in err
+
+
+def test_auto_keeps_to_the_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("timeline", "--schedule", "auto", "--placement", "v", "--memory", 6, "--format", "json")
+    found = json.loads(run(capsys, *arguments)[1])
+    assert max(found["peak_activations"]) <= 6
+    assert found["placement"] == [0, 1, 2, 3, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("memory", ["0", "x", "-1", "4 bananas"])
+def test_memory_that_is_no_amount_is_wrong_use(capsys: pytest.CaptureFixture[str], memory: str) -> None:
+    assert run(capsys, "timeline", f"--memory={memory}")[0] == 2
+
+
+def test_a_size_of_memory_holds_for_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "timeline", "--model", DEMO, "--memory", "40GiB")[0] == 0
+    code, _, err = run(capsys, "timeline", "--model", DEMO, "--memory", "1KiB")
+    assert code == 1
+    assert "bytes on rank" in err
+
+
+def test_a_model_gets_the_ranks_that_the_schedule_needs(
+    capsys: pytest.CaptureFixture[str], models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "helper", raising=False)
+    found = json.loads(run(capsys, "timeline", "--model", f"{models}:pair", "--schedule", "zbv", "--format", "json")[1])
+    assert (found["ranks"], found["placement"]) == (1, [0, 0])
+
+
+@pytest.mark.parametrize("shown", ["a", "1-", "", "-3"])
+def test_ranks_that_are_no_list_are_wrong_use(capsys: pytest.CaptureFixture[str], shown: str) -> None:
+    assert run(capsys, "timeline", f"--ranks-shown={shown}")[0] == 2
+
+
+def test_ranks_that_do_not_exist_cannot_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "timeline", "--ranks-shown", "9-12")
+    assert code == 2
+    assert "--ranks-shown names rank 9, but there are 4 ranks." in err
 
 
 def test_compared_schedules_as_json_are_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,7 +403,18 @@ def test_a_trace_is_written_and_said(capsys: pytest.CaptureFixture[str], tmp_pat
     code, _, err = run(capsys, "timeline", "--trace", tmp_path / "out.json")
     assert code == 0
     assert "ui.perfetto.dev" in err
-    assert len(json.loads((tmp_path / "out.json").read_text())["traceEvents"]) == 1 + 4 + 4 * 8 * 2
+    events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
+    # Three names for each rank, the computations, and both ends of an arrow for each message.
+    assert len(events) == 3 * 4 + 4 * 8 * 2 + 2 * (2 * 3 * 8)
+
+
+def test_a_trace_of_several_schedules_names_each(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arguments = ("timeline", "--compare", "1f1b,gpipe", "--ranks", 2, "--trace", tmp_path / "out.json")
+    assert run(capsys, *arguments)[0] == 0
+    events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
+    names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert names == [f"{name} predicted, rank {rank}" for name in ("1f1b", "gpipe") for rank in (0, 1)]
+    assert len({event["pid"] for event in events}) == 4
 
 
 def test_a_trace_that_cannot_be_written_is_wrong_use(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -271,6 +442,18 @@ def test_a_model_that_runs_is_measured_beside_its_prediction(capsys: pytest.Capt
     assert "Ranks took turns in this process." in out
 
 
+@pytest.mark.parametrize("schedule", ["zbv", "zero_bubble(h1)"])
+def test_split_backwards_are_measured_kind_by_kind(
+    capsys: pytest.CaptureFixture[str], models: Path, monkeypatch: pytest.MonkeyPatch, schedule: str
+) -> None:
+    monkeypatch.delitem(sys.modules, "helper", raising=False)
+    arguments = ("timeline", "--model", f"{models}:pair", "--run", "--schedule", schedule, "--microbatches", 3)
+    code, out, err = run(capsys, *arguments)
+    assert (code, err) == (0, "")
+    for row in ("F forward, mean", "I input gradient, median", "W weight gradient, total"):
+        assert re.search(rf"{row} +\S+ us +\S+ us +\S+ %", out.replace(" ms", " us"))
+
+
 def test_running_needs_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "timeline", "--run")
     assert code == 2
@@ -286,12 +469,37 @@ def test_a_schedule_without_fault_is_proved(capsys: pytest.CaptureFixture[str], 
     assert (code, err) == (0, "")
     assert "own.csv is proved for a chain of 2 stages" in out
     assert "2 ranks, 2 stages, 2 micro-batches, 8 actions, 4 messages" in out
+    assert out.splitlines()[-3:] == [
+        "rank  stages  F  B  I  W  sends  receives  holds  first at",
+        "   0  0       2  2  0  0      2         2      2  0F1",
+        "   1  1       2  2  0  0      2         2      1  1F0",
+    ]
+
+
+def test_split_backwards_are_proved(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_text("0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1F1,1I1,1W0,1W1\n")
+    code, out, _ = run(capsys, "verify", tmp_path / "own.csv")
+    assert code == 0
+    assert "   1  1       2  0  2  2      2         2      2  1F1" in out
+
+
+def test_ranks_that_wait_for_each_other_are_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_text(DEADLOCK)
+    _, _, err = run(capsys, "verify", tmp_path / "own.csv")
+    assert err.splitlines()[:5] == [
+        "error[deadlock]: Ranks 0 and 1 wait for each other: 0B0 needs 1B0, which never runs.",
+        "rank 0 | 0F0 0B0 0F1 0B1",
+        "       |     ^^^ waits for 1B0 of rank 1",
+        "rank 1 | 1F1 1B1 1F0 1B0",
+        "       | ^^^ waits for 0F1 of rank 0",
+    ]
 
 
 def test_a_proof_as_json_is_one_object(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "own.csv").write_text(GOOD)
     found = json.loads(run(capsys, "verify", tmp_path / "own.csv", "--format", "json")[1])
     assert (found["proved"], found["ranks"], found["messages"]) == (True, 2, 4)
+    assert (found["peak_activations"], found["peak_actions"]) == ([2, 1], ["0F1", "1F0"])
 
 
 @pytest.mark.parametrize("text", [DEADLOCK, "0F0,0B0\n1F0\n", "0F0,junk\n", "", "0B0,0F0\n"])

@@ -110,6 +110,6 @@ def test_the_real_environments_expand(script: ModuleType) -> None:
     project = script.read_project()
     current = script.layers_of(project, "current")
     assert not [requirement for layer in current.values() for requirement in layer if requirement.startswith("ppdsl")]
-    assert len(current["base"]) == 3
+    assert len(current["base"]) == 6
     assert "torch_xla==2.9.0" in script.layers_of(project, "xla")["base"]
     assert "torchvision==0.28.0" in script.layers_of(project, "vision")["base"]

@@ -138,7 +138,7 @@ def test_import_ppdsl_loads_neither_torch_nor_rich() -> None:
     assert output == "\n"
 
 
-@pytest.mark.parametrize("package", ["graph", "plan", "schedule", "simulation"])
+@pytest.mark.parametrize("package", ["graph", "plan", "schedule", "simulation", "spec"])
 def test_the_ground_floor_loads_no_torch(package: str) -> None:
     source = f"""
 import importlib, pkgutil, sys

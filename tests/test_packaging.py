@@ -30,9 +30,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
     sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "ppdsl").rglob("*.py")}
+    grammar = {f"ppdsl/grammar/{path.name}" for path in (ROOT / "grammar").iterdir()}
     held = set(zipfile.ZipFile(wheel).namelist())
     information = {name for name in held if name.startswith(f"ppdsl-{ppdsl.__version__}.dist-info/")}
-    assert held - information == sources | {"ppdsl/py.typed"}
+    assert held - information == sources | grammar | {"ppdsl/py.typed"}
 
 
 def test_the_wheel_says_its_version_license_and_command(wheel: Path) -> None:
@@ -44,6 +45,10 @@ def test_the_wheel_says_its_version_license_and_command(wheel: Path) -> None:
             "ppdsl",
             "=",
             "ppdsl.cli:main",
+            "[pygments.lexers]",
+            "ppspec",
+            "=",
+            "ppdsl.report.lexer:PpspecLexer",
         ]
         assert f"{prefix}/licenses/LICENSE" in archive.namelist()
     assert (metadata["Version"], metadata["License-Expression"]) == (ppdsl.__version__, "Apache-2.0")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from ppdsl.cli.arguments import add_width, number_from_one
 from ppdsl.cli.measuring import MEASURED_STEPS, TURNS, Measured, compare_steps
 from ppdsl.cli.output import Exit, Output
 from ppdsl.cli.schedules import own_order
@@ -23,11 +24,19 @@ from ppdsl.timeline import Timeline
 if TYPE_CHECKING:
     from ppdsl.runtime.pipeline import Pipeline
 
-__all__ = ["run_demo"]
+__all__ = ["add_arguments", "run_demo"]
 
 LEARNING_RATE = 3e-3
 _IMAGES = 4  # in a micro-batch
 _LINES = 6
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options of `ppdsl demo`."""
+    parser.add_argument("--steps", type=number_from_one, default=30, help="optimizer steps (default: 30)")
+    parser.add_argument("--schedule", default="1f1b", help="schedule family or CSV file (default: 1f1b)")
+    parser.add_argument("--microbatches", type=number_from_one, default=8, help="micro-batches in a step (default: 8)")
+    add_width(parser)
 
 
 def run_demo(options: Namespace, output: Output) -> Exit:

@@ -6,24 +6,89 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
 
 from ppdsl.cli.output import Exit, Output, WrongUseError
 from ppdsl.diagnostics import Diagnostic, PpdslError, RunError
 
-__all__ = ["build_parser", "main"]
+__all__ = ["COMMANDS", "Command", "build_parser", "main"]
 
 _EPILOG = """\
 examples:
   ppdsl demo
   ppdsl timeline --schedule 1f1b --ranks 4 --microbatches 8
   ppdsl graph --model examples/02_unet.py:make
+  ppdsl check llama.ppspec -D ranks=8
   ppdsl verify schedule.csv
   ppdsl run --nproc 4 train.py
 
 exit codes: 0 fine, 1 findings, 2 wrong use, 3 a run failed
 """
+
+
+class _Runner(Protocol):
+    """A command's function."""
+
+    def __call__(self, options: argparse.Namespace, output: Output) -> Exit:
+        """Run the command."""
+        ...
+
+
+class _ArgumentAdder(Protocol):
+    """A command's function `add_arguments`."""
+
+    def __call__(self, parser: argparse.ArgumentParser) -> None:
+        """Add the command's options to its parser."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command.
+
+    Attributes:
+        name: What is typed.
+        help: A line of `ppdsl --help`.
+        module: Has the function `add_arguments`, and the one that runs. It is imported when the command is used and
+            not before, so that none waits for what another needs (torch, a solver).
+        function: Name of the function that runs.
+    """
+
+    name: str
+    help: str
+    module: str
+    function: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the command's options to its parser."""
+        add: _ArgumentAdder = import_module(self.module).add_arguments
+        add(parser)
+
+    def run(self, options: argparse.Namespace, output: Output) -> Exit:
+        """Run the command."""
+        function: _Runner = getattr(import_module(self.module), self.function)
+        return function(options, output)
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command(
+        "demo",
+        "train a small model with skip connections in this process, and draw it",
+        "ppdsl.cli.demonstration",
+        "run_demo",
+    ),
+    Command("graph", "draw the stages of a model and what goes between them", "ppdsl.cli.graphs", "run_graph"),
+    Command("timeline", "draw when each rank runs what, predicted and measured", "ppdsl.cli.timelines", "run_timeline"),
+    Command("check", "find what is wrong with a .ppspec, alone or against its model", "ppdsl.cli.specs", "run_check"),
+    Command("export", "write the marks of a model as a .ppspec", "ppdsl.cli.export", "run_export"),
+    Command("profile", "measure the modules of a model one by one", "ppdsl.cli.profiling", "run_profile"),
+    Command("fmt", "write a .ppspec in canonical form", "ppdsl.cli.formatting", "run_format"),
+    Command("verify", "prove a schedule, or show what is wrong with it", "ppdsl.cli.schedules", "run_verify"),
+    Command("run", "start a script on several processes of this machine (torchrun)", "ppdsl.cli.launch", "run_script"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,14 +100,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0 fine, 1 findings, 2 wrong use, 3 a run failed.
     """
-    parser = build_parser()
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    wanted = next((word for word in given if not word.startswith("-")), "")  # no option before it takes a value
     try:
-        options = parser.parse_args(arguments)
+        options = build_parser(wanted).parse_args(given)
     except SystemExit as leaving:  # argparse has written its message; --help and --version leave with 0
         return int(leaving.code or 0)
     output = Output(json=getattr(options, "format", "") == "json", columns=getattr(options, "width", None))
+    command = next(command for command in COMMANDS if command.name == options.command)
     try:
-        return int(_command(options.command)(options, output))
+        return int(command.run(options, output))
     except PpdslError as error:
         output.report(error.diagnostics)
         return int(_exit_code(error))
@@ -57,8 +124,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(Exit.RUN_FAILED)
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands."""
+def build_parser(wanted: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of all commands.
+
+    Args:
+        wanted: The command whose options are needed; None: those of all.
+    """
     from ppdsl import __version__
 
     parser = argparse.ArgumentParser(
@@ -69,130 +140,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ppdsl {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    _add_demo(commands)
-    _add_graph(commands)
-    _add_timeline(commands)
-    _add_verify(commands)
-    _add_run(commands)
+    for command in COMMANDS:
+        own = commands.add_parser(command.name, help=command.help)
+        if wanted is None or command.name == wanted:
+            command.add_arguments(own)
     return parser
-
-
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - it has no other name
-Command: TypeAlias = Callable[[argparse.Namespace, Output], Exit]
-
-
-def _command(name: str) -> Command:
-    """Return a command's function; each is imported alone, so that `ppdsl timeline` does not wait for torch."""
-    match name:
-        case "demo":
-            from ppdsl.cli.demonstration import run_demo
-
-            return run_demo
-        case "graph":
-            from ppdsl.cli.graphs import run_graph
-
-            return run_graph
-        case "timeline":
-            from ppdsl.cli.timelines import run_timeline
-
-            return run_timeline
-        case "verify":
-            from ppdsl.cli.schedules import run_verify
-
-            return run_verify
-        case _:
-            from ppdsl.cli.launch import run_script
-
-            return run_script
 
 
 def _exit_code(error: PpdslError) -> Exit:
     if isinstance(error, WrongUseError):
         return Exit.WRONG_USE
     return Exit.RUN_FAILED if isinstance(error, RunError) else Exit.FINDINGS
-
-
-def _add_demo(commands: Commands) -> None:
-    parser = commands.add_parser("demo", help="train a small model with skip connections in this process, and draw it")
-    parser.add_argument("--steps", type=_positive, default=30, help="optimizer steps (default: 30)")
-    parser.add_argument("--schedule", default="1f1b", help="schedule family or CSV file (default: 1f1b)")
-    parser.add_argument("--microbatches", type=_positive, default=8, help="micro-batches in a step (default: 8)")
-    _add_width(parser)
-
-
-def _add_graph(commands: Commands) -> None:
-    parser = commands.add_parser("graph", help="draw the stages of a model and what goes between them")
-    _add_model(parser, required=True)
-    parser.add_argument(
-        "--view", choices=("both", "tree", "dag", "table"), default="both", help="what to draw (default: both)"
-    )
-    parser.add_argument(
-        "--format", choices=("text", "mermaid", "dot", "json", "svg"), default="text", help="default: text"
-    )
-    _add_width(parser)
-
-
-def _add_timeline(commands: Commands) -> None:
-    parser = commands.add_parser("timeline", help="draw when each rank runs what, predicted and measured")
-    parser.add_argument("--schedule", default="1f1b", metavar="NAME", help="family or CSV file (default: 1f1b)")
-    parser.add_argument("--ranks", type=_positive, help="default: one for each stage, or 4 without a model")
-    parser.add_argument("--stages", type=_positive, help="of a chain without a model (default: one a rank)")
-    parser.add_argument("--microbatches", type=_positive, default=8, help="in a step (default: 8)")
-    parser.add_argument("--backward", type=_time, metavar="X", help="time of B, in forwards (default: 2)")
-    parser.add_argument("--latency", type=_time, metavar="X", help="time of a message (default: 0)")
-    parser.add_argument("--cost", metavar="F=1,I=1,W=1,latency=0", help="times of all kinds at once")
-    parser.add_argument("--compare", metavar="NAMES", help="a table of several schedules, or `all`")
-    _add_model(parser, required=False)
-    parser.add_argument("--run", action="store_true", help="run the model in this process, measured beside predicted")
-    parser.add_argument("--trace", metavar="OUT.json", help="also write a trace for Perfetto and Chrome")
-    parser.add_argument("--format", choices=("text", "json", "csv", "svg"), default="text", help="default: text")
-    _add_width(parser)
-
-
-def _add_verify(commands: Commands) -> None:
-    parser = commands.add_parser("verify", help="prove a schedule, or show what is wrong with it")
-    parser.add_argument("file", metavar="FILE.csv", help="a line for each rank, an action such as 2F0 in each cell")
-    _add_model(parser, required=False)
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
-    _add_width(parser)
-
-
-def _add_run(commands: Commands) -> None:
-    parser = commands.add_parser("run", help="start a script on several processes of this machine (torchrun)")
-    parser.add_argument("--nproc", type=_positive, required=True, help="number of processes")
-    parser.add_argument("script", help="Python script that every process runs")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
-
-
-def _add_model(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    parser.add_argument(
-        "--model",
-        required=required,
-        metavar="MODULE:FUNCTION",
-        help="function that returns (model, args) or (model, args, kwargs), in a module or a .py file",
-    )
-
-
-def _add_width(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--width", type=_width, help="columns of drawings (default: the terminal's)")
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
-    return number
-
-
-def _width(text: str) -> int:
-    number = int(text)
-    if number < 40:
-        raise argparse.ArgumentTypeError(f"{text} is too narrow to draw in; use at least 40")
-    return number
-
-
-def _time(text: str) -> float:
-    number = float(text)
-    if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no time")
-    return number

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from argparse import Namespace
+from argparse import REMAINDER, ArgumentParser, Namespace
 from pathlib import Path
 
+from ppdsl.cli.arguments import number_from_one
 from ppdsl.cli.output import Exit, Output, WrongUseError
 from ppdsl.diagnostics import Diagnostic
 
-__all__ = ["launch_command", "run_script"]
+__all__ = ["add_arguments", "launch_command", "run_script"]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options of `ppdsl run`."""
+    parser.add_argument("--nproc", type=number_from_one, required=True, help="number of processes")
+    parser.add_argument("script", help="Python script that every process runs")
+    parser.add_argument("arguments", nargs=REMAINDER, help="of the script")
 
 
 def run_script(options: Namespace, output: Output) -> Exit:

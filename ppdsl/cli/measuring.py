@@ -16,6 +16,7 @@ from ppdsl.schedule.flow import Made, flow_of
 from ppdsl.schedule.table import Schedule
 from ppdsl.simulation.costs import measured_costs
 from ppdsl.simulation.simulator import simulate
+from ppdsl.spec.partition import Partition
 from ppdsl.timeline import Event, Timeline
 from ppdsl.units import Seconds
 
@@ -24,7 +25,7 @@ __all__ = ["MEASURED_STEPS", "TURNS", "Measured", "compare_steps", "lay_side_by_
 MEASURED_STEPS = 10
 TURNS = (
     "Ranks took turns in this process. Each action is drawn with its measured time, the shortest of five steps, "
-    "as if ranks had run side by side; the prediction knows five earlier steps."
+    "as if ranks had run side by side; the prediction knows five other steps."
 )
 
 
@@ -35,7 +36,7 @@ class Measured:
     Attributes:
         graph: The stages.
         schedule: Their order.
-        predicted: Simulated with each stage's mean times in an earlier step.
+        predicted: Simulated with each stage's mean times in other steps.
         timeline: Measured, the ranks side by side.
     """
 
@@ -45,17 +46,25 @@ class Measured:
     timeline: Timeline
 
 
-def measure(call: ModelCall, schedule: str, microbatches: int) -> Measured:
+def measure(
+    call: ModelCall,
+    schedule: str | Schedule,
+    microbatches: int,
+    placement: Mapping[int | str, int] | None = None,
+    spec: Partition | None = None,
+) -> Measured:
     """Run some steps of a model in this process: to warm up, to learn the stages' times, and to measure.
 
     Args:
         call: The model with one micro-batch of inputs; a step gets them once for each micro-batch.
-        schedule: A family's name or a CSV file.
+        schedule: A family's name, a CSV file, or a schedule.
         microbatches: Number of micro-batches; a CSV file has its own.
+        placement: For each stage key its rank; None: one rank for each.
+        spec: What divides the model; None: its marks.
     """
     from ppdsl.runtime.pipeline import pipeline  # loads torch
 
-    order = own_order(schedule)
+    order = schedule if isinstance(schedule, Schedule) else own_order(schedule)
     count = microbatches if order is None else order.microbatches
     pipe = pipeline(
         call.model,
@@ -64,7 +73,9 @@ def measure(call: ModelCall, schedule: str, microbatches: int) -> Measured:
         targets=call.targets,
         loss=call.loss,
         schedule=order or schedule,
+        placement=placement,
         microbatches=count,
+        spec=spec,
     )
     size = _batch_size((call.args, call.kwargs))
     args, kwargs, targets = _repeat((call.args, dict(call.kwargs), call.targets), count, size)
@@ -76,16 +87,17 @@ def measure(call: ModelCall, schedule: str, microbatches: int) -> Measured:
 
 
 def compare_steps(plan: MessagePlan, steps: Sequence[Timeline]) -> Measured:
-    """Return a measured step beside what earlier ones let expect.
+    """Return a measured step beside what others let expect.
+
+    Every other step gives the costs, so that a machine that becomes slower or faster does so for both.
 
     Args:
         plan: What ran.
-        steps: Measured steps, at least two: the first half gives the costs.
+        steps: Measured steps, at least two.
     """
-    half = len(steps) // 2
-    earlier, later = lay_side_by_side(steps[:half], plan), lay_side_by_side(steps[half:], plan)
-    predicted = simulate(plan, measured_costs(earlier, plan.graph))
-    return Measured(plan.graph, plan.schedule, predicted, later)
+    known, shown = lay_side_by_side(steps[::2], plan), lay_side_by_side(steps[1::2], plan)
+    predicted = simulate(plan, measured_costs(known, plan.graph))
+    return Measured(plan.graph, plan.schedule, predicted, shown)
 
 
 def lay_side_by_side(steps: Sequence[Timeline], plan: MessagePlan) -> Timeline:

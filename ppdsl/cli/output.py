@@ -76,7 +76,8 @@ class Output:
     def note(self, words: str) -> None:
         """Write a remark, wrapped to the width."""
         self.results.print()
-        self.results.print(Text("\n".join(textwrap.wrap(words, self.width)), style=AXIS))
+        text = self._writable(Text("\n".join(textwrap.wrap(words, self.width)), style=AXIS), self.results)
+        self.results.print(text, no_wrap=True, overflow="ignore", crop=False)
 
     def write(self, text: str) -> None:
         """Write text for another program, as it is."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
+from collections import Counter
 from pathlib import Path
 
 from rich.text import Text
 
+from ppdsl.cli.arguments import add_model, add_width
 from ppdsl.cli.graphs import record_graph
 from ppdsl.cli.models import load_model
 from ppdsl.cli.output import Exit, Output, WrongUseError
@@ -16,13 +18,25 @@ from ppdsl.graph.ir import StageGraph
 from ppdsl.graph.shapes import chain_graph
 from ppdsl.plan.laws import verify_schedule
 from ppdsl.plan.lowering import lower
+from ppdsl.plan.messages import MessagePlan
 from ppdsl.plan.verify import verify_plan
 from ppdsl.report.palette import LABEL
+from ppdsl.report.tables import format_table
+from ppdsl.schedule.action import ActionKind
 from ppdsl.schedule.csv_text import parse_csv
 from ppdsl.schedule.table import Schedule
 from ppdsl.simulation.measures import Metrics, metrics
+from ppdsl.units import Rank, counted, format_bytes
 
-__all__ = ["own_order", "read_schedule", "run_verify"]
+__all__ = ["add_arguments", "own_order", "read_schedule", "run_verify"]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options of `ppdsl verify`."""
+    parser.add_argument("file", metavar="FILE.csv", help="a line for each rank, an action such as 2F0 in each cell")
+    add_model(parser, required=False)
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
+    add_width(parser)
 
 
 def run_verify(options: Namespace, output: Output) -> Exit:
@@ -43,7 +57,9 @@ def run_verify(options: Namespace, output: Output) -> Exit:
         output.write(json.dumps(_facts(schedule, graph, numbers)))
     else:
         subject = graph.name if options.model else f"a chain of {len(graph.stages)} stages"
-        output.show(_summary(schedule, subject, numbers))
+        output.show(
+            _summary(schedule, subject, numbers), _ranks(plan, numbers, output.width, sized=bool(options.model))
+        )
     return Exit.FINE
 
 
@@ -81,8 +97,9 @@ def _summary(schedule: Schedule, subject: str, numbers: Metrics) -> Text:
     lines = [
         Text.assemble((f"{schedule.name} is proved", LABEL), f" for {subject}"),
         Text(
-            f"  {schedule.ranks} ranks, {len(schedule.placement)} stages, {schedule.microbatches} micro-batches, "
-            f"{actions} actions, {numbers.messages} messages"
+            f"  {counted(schedule.ranks, 'rank')}, {counted(len(schedule.placement), 'stage')}, "
+            f"{counted(schedule.microbatches, 'micro-batch')}, {counted(actions, 'action')}, "
+            f"{counted(numbers.messages, 'message')}"
         ),
         Text("  every micro-batch passes every stage once, in order; every message sent is received"),
         Text("  no deadlock, even when no message is buffered"),
@@ -93,6 +110,35 @@ def _summary(schedule: Schedule, subject: str, numbers: Metrics) -> Text:
         ),
     ]
     return Text("\n").join(lines)
+
+
+def _ranks(plan: MessagePlan, numbers: Metrics, width: int, *, sized: bool) -> Text:
+    """Return a table of what each rank does, and when it holds most."""
+    schedule = plan.schedule
+    sent = Counter(message.source for message in plan.messages)
+    got = Counter(message.target for message in plan.messages)
+    rows = []
+    for peak in numbers.peaks:
+        kinds = Counter(action.kind for action in schedule.rows[peak.rank])
+        stages = [stage for stage, rank in enumerate(schedule.placement) if rank == peak.rank]
+        memory = (format_bytes(peak.bytes),) if sized else ()
+        rows.append(
+            (
+                str(peak.rank),
+                " ".join(map(str, stages)),
+                *(str(kinds[kind]) for kind in ActionKind),
+                str(sent[Rank(peak.rank)]),
+                str(got[Rank(peak.rank)]),
+                str(peak.count),
+                *memory,
+                "-" if peak.action is None else str(peak.action),
+            )
+        )
+    header = ("rank", "stages", *(kind.value for kind in ActionKind), "sends", "receives", "holds", "first at")
+    align = "><>>>>>>><"
+    if sized:
+        header, align = (*header[:-1], "in/out", header[-1]), "><>>>>>>>><"
+    return format_table(header, rows, align=align, width=width, elastic=1)
 
 
 def _facts(schedule: Schedule, graph: StageGraph, numbers: Metrics) -> dict[str, object]:
@@ -108,5 +154,8 @@ def _facts(schedule: Schedule, graph: StageGraph, numbers: Metrics) -> dict[str,
         "makespan": numbers.makespan,
         "bubble": numbers.bubble,
         "lower_bound": numbers.bounds.best,
+        "placement": schedule.placement,
         "peak_activations": [p.count for p in numbers.peaks],
+        "peak_actions": [None if p.action is None else str(p.action) for p in numbers.peaks],
+        "peak_bytes": [p.bytes for p in numbers.peaks],
     }

@@ -2,78 +2,68 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
+from ppdsl.cli.arguments import add_model, add_spec, add_width, number_from_one, parameters_of, ranks, room, time
+from ppdsl.cli.comparing import compare_schedules
 from ppdsl.cli.graphs import record_graph
 from ppdsl.cli.measuring import TURNS, Measured, measure
-from ppdsl.cli.models import ModelCall, load_model
+from ppdsl.cli.models import load_model
 from ppdsl.cli.output import Exit, Output, WrongUseError
 from ppdsl.cli.schedules import own_order
-from ppdsl.diagnostics import Diagnostic, ScheduleError
+from ppdsl.cli.study import Result, parse_costs, place_stages, study_schedule
+from ppdsl.diagnostics import Diagnostic
 from ppdsl.graph.ir import StageGraph
-from ppdsl.graph.shapes import chain_graph
-from ppdsl.plan.laws import verify_schedule
-from ppdsl.plan.lifetimes import peak_activations
-from ppdsl.plan.placement import place
-from ppdsl.report.tables import format_table
-from ppdsl.report.timeline import format_time, render_comparison, render_timeline
+from ppdsl.report.timeline import render_comparison, render_timeline
 from ppdsl.report.timeline_svg import to_svg
 from ppdsl.report.traces import to_chrome_trace, to_csv, to_json
-from ppdsl.schedule.registry import build_schedule, families
 from ppdsl.schedule.table import Schedule
-from ppdsl.simulation.bounds import lower_bounds
-from ppdsl.simulation.costs import Costs, flop_costs, uniform_costs
-from ppdsl.simulation.simulator import simulate_schedule
+from ppdsl.simulation.transfers import Transfer, transfers
 from ppdsl.timeline import Timeline
 
-__all__ = ["parse_costs", "run_timeline"]
-
-_COSTS = ("F", "I", "W", "B", "latency")
-_COST_HELP = "write numbers for some of F, I, W (or B for both) and latency, as in --cost F=1,I=1,W=1,latency=0.5"
+__all__ = ["add_arguments", "parse_costs", "run_timeline"]
 
 
-@dataclass(frozen=True)
-class _Study:
-    """What is simulated.
-
-    Attributes:
-        graph: The stages.
-        placement: For each stage its rank.
-        costs: Of computations and messages.
-        unit: What times are counted in; None for seconds.
-        basis: Where the costs come from, in words.
-    """
-
-    graph: StageGraph
-    placement: tuple[int, ...]
-    costs: Costs
-    unit: str | None
-    basis: str
-
-
-@dataclass(frozen=True)
-class _Result:
-    """A simulated schedule.
-
-    Attributes:
-        schedule: The order.
-        timeline: When it would run.
-        bound: What no order of the same computations beats.
-        peaks: For each rank the most activations it holds.
-    """
-
-    schedule: Schedule
-    timeline: Timeline
-    bound: float
-    peaks: tuple[int, ...]
-
-    @property
-    def optimal(self) -> float:
-        """The bound in per cent of the makespan."""
-        return 100 * self.bound / self.timeline.makespan if self.timeline.makespan else 100.0
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options of `ppdsl timeline`."""
+    what = parser.add_argument_group("what is simulated")
+    what.add_argument(
+        "--schedule",
+        default="1f1b",
+        metavar="NAME",
+        help="family, with arguments as in 'interleaved_1f1b(v=2)', auto, or a CSV file (default: 1f1b)",
+    )
+    what.add_argument("--ranks", type=number_from_one, help="default: as many as the stages need, or 4")
+    what.add_argument("--stages", type=number_from_one, help="of a chain without a model (default: by the schedule)")
+    what.add_argument("--chunks", type=number_from_one, help="stages on each rank (default: by the schedule)")
+    what.add_argument("--microbatches", type=number_from_one, default=8, help="in a step (default: 8)")
+    what.add_argument("--backward", type=time, metavar="X", help="time of B, in forwards (default: 2)")
+    what.add_argument("--latency", type=time, metavar="X", help="time of a message (default: 0)")
+    what.add_argument("--cost", metavar="F=1,I=1,W=1,latency=0", help="times of all kinds at once, for each stage")
+    what.add_argument(
+        "--placement",
+        choices=("loop", "v"),
+        help="which rank has which of its several stages (default: by the schedule)",
+    )
+    what.add_argument(
+        "--memory", type=room, metavar="N", help="what a rank may hold: activations, or a size as in 40GiB"
+    )
+    what.add_argument("--solver", type=time, metavar="SECONDS", help="with auto: how long to improve and prove it")
+    add_model(what, required=False)
+    add_spec(what)
+    what.add_argument("--run", action="store_true", help="run the model in this process, measured beside predicted")
+    how = parser.add_argument_group("how it is shown")
+    how.add_argument(
+        "--compare", metavar="NAMES", help="a table of several schedules, or of `all`; costs are of a rank's share"
+    )
+    how.add_argument("--wrap", action="store_true", help="go on in a line below rather than leave actions out")
+    how.add_argument("--messages", action="store_true", help="draw under each rank what it sends")
+    how.add_argument("--ranks-shown", type=ranks, metavar="0-3,60-63", help="draw only these ranks")
+    how.add_argument("--trace", metavar="OUT.json", help="also write a trace for Perfetto and Chrome")
+    how.add_argument("--format", choices=("text", "json", "csv", "svg"), default="text", help="default: text")
+    add_width(how)
 
 
 def run_timeline(options: Namespace, output: Output) -> Exit:
@@ -82,121 +72,87 @@ def run_timeline(options: Namespace, output: Output) -> Exit:
     Raises:
         WrongUseError: Options do not fit together.
     """
-    with output.busy("loading the model"):
-        call = load_model(options.model) if options.model else None
+    if options.spec:
+        return _of_spec(options, output)
+    call, graph = None, None
+    if options.model:
+        with output.busy("loading the model"):
+            call = load_model(options.model)
+            graph = record_graph(call)
     if options.run:
-        if call is None:
+        if call is None or graph is None:
             raise WrongUseError(_finding("--run needs a model to run.", "add --model my_package.nets:make"))
+        placement = None if own_order(options.schedule) else place_stages(options.schedule, options, graph)
         with output.busy("running the model"):
-            found = measure(call, options.schedule, options.microbatches)
+            found = measure(call, options.schedule, options.microbatches, placement)
         return _show_measured(found, options, output)
-    order = own_order(options.schedule)
-    study = _study(options, call, order)
     if options.compare:
-        return _compare(study, options, output)
-    schedule = order or _build(options.schedule, study, options.microbatches)
-    return _show_predicted(_simulate(schedule, study), study, options, output)
+        code, results = compare_schedules(options, graph, output)
+        messages = [_messages(result) for result in results] if options.trace else []
+        names = [result.schedule.name for result in results]
+        _write_trace([result.timeline for result in results], messages, names, options, output)
+        return code
+    result = study_schedule(options.schedule, options, graph, own_order(options.schedule))
+    return _show_predicted(result, options, output)
 
 
-def parse_costs(text: str) -> dict[str, float]:
-    """Return costs by name.
+def _of_spec(options: Namespace, output: Output) -> Exit:
+    """Show the step that a spec plans; schedule, micro-batches and placement are the spec's.
 
     Raises:
-        WrongUseError: A name is unknown, or a value is no number or negative.
-
-    >>> parse_costs("F=1, B=2.5, latency=0.1")
-    {'F': 1.0, 'B': 2.5, 'latency': 0.1}
+        WrongUseError: Options do not fit together.
     """
-    costs: dict[str, float] = {}
-    for part in filter(None, (p.strip() for p in text.split(","))):
-        name, _, value = part.partition("=")
-        try:
-            number = float(value)
-        except ValueError:
-            number = -1.0
-        if name not in _COSTS or not 0 <= number < float("inf"):
-            raise WrongUseError(_finding(f"--cost has {part!r}, which is no cost.", _COST_HELP))
-        costs[name] = number
-    return costs
+    if not options.model:
+        raise WrongUseError(_finding("--spec divides a model.", "add --model my_package.nets:make"))
+    if options.compare:
+        raise WrongUseError(_finding("--compare has no effect with --spec, which names one schedule.", "leave it out"))
+    from ppdsl.cli.spec_models import study_partition  # loads lark
+    from ppdsl.spec.load import load_spec
 
-
-def _study(options: Namespace, call: ModelCall | None, order: Schedule | None) -> _Study:
-    if call is not None:
-        graph = record_graph(call)
-    elif order is not None:
-        graph = chain_graph(len(order.placement))
-    else:
-        graph = chain_graph(options.stages or options.ranks or 4)
-    keys = list(dict.fromkeys(stage.key for stage in graph.stages))
-    ranks = min(options.ranks or len(keys), len(keys))
-    loop = {key: position % ranks for position, key in enumerate(keys)}
-    placement = place(graph, ranks, loop) if order is None else order.placement
-    given = parse_costs(options.cost) if options.cost else {}
-    if call is not None and not given and options.backward is None:
-        costs = flop_costs(graph, latency=options.latency if options.latency is not None else 10e-6)
-        return _Study(graph, placement, costs, None, "estimated from FLOPs at 100 TFLOP/s")
-    unit = "F" if given.get("F", 1.0) == 1.0 else "t"  # without a forward of 1 there is no unit to name
-    return _Study(graph, placement, _uniform(graph, given, options), unit, "equal stages")
-
-
-def _uniform(graph: StageGraph, given: Mapping[str, float], options: Namespace) -> Costs:
-    both = given.get("B", options.backward if options.backward is not None else 2.0)
-    return uniform_costs(
-        graph,
-        forward=given.get("F", 1.0),
-        input_grad=given.get("I", both / 2),
-        weight_grad=given.get("W", both / 2),
-        latency=given.get("latency", options.latency or 0.0),
+    partition = load_spec(options.spec, parameters_of(options.parameters))
+    with output.busy("recording the model"):
+        call = load_model(options.model)
+        planned = study_partition(partition, call)
+    output.report(planned.warnings)
+    if options.run:
+        with output.busy("running the model"):
+            found = measure(call, planned.schedule, planned.schedule.microbatches, spec=partition)
+        return _show_measured(found, options, output)
+    return _show_predicted(
+        study_schedule(planned.schedule.name, options, planned.graph, planned.schedule), options, output
     )
 
 
-def _build(name: str, study: _Study, microbatches: int) -> Schedule:
-    try:
-        return build_schedule(name, study.graph, study.placement, microbatches)
-    except ScheduleError as error:
-        if any(d.code == "unknown-schedule" for d in error.diagnostics):
-            raise WrongUseError(*error.diagnostics) from None
-        raise
-
-
-def _simulate(schedule: Schedule, study: _Study) -> _Result:
-    """Simulate without a message plan, which nothing here needs and which is the larger part of the work.
-
-    Raises:
-        ScheduleError: An own order breaks a law.
-    """
-    findings = () if schedule.name in families() else verify_schedule(schedule, study.graph)
-    if findings:
-        raise ScheduleError(*findings)
-    timeline = simulate_schedule(schedule, study.graph, study.costs)
-    bound = lower_bounds(schedule, study.graph, study.costs).best
-    peaks = tuple(peak.count for peak in peak_activations(schedule, study.graph))
-    return _Result(schedule, timeline, bound, peaks)
-
-
-def _show_predicted(result: _Result, study: _Study, options: Namespace, output: Output) -> Exit:
-    schedule, timeline = result.schedule, result.timeline
-    title = _title(schedule, study.graph, study.basis)
+def _show_predicted(result: Result, options: Namespace, output: Output) -> Exit:
+    schedule, timeline, study = result.schedule, result.timeline, result.study
+    messages = _messages(result) if options.messages or options.trace else ()
     match options.format:
         case "json":
-            output.write(to_json(timeline, _facts(result, study)))
+            output.write(to_json(timeline, result.facts(), messages=messages if options.messages else None))
         case "csv":
             output.write(to_csv(timeline))
         case "svg":
-            output.write(to_svg([timeline], title=schedule.name, unit=study.unit))
+            drawn = [messages] if options.messages else []
+            output.write(to_svg([timeline], title=schedule.name, unit=study.unit, messages=drawn))
         case _:
-            output.show(
-                render_timeline(
-                    timeline,
-                    width=output.width,
-                    title=title,
-                    unit=study.unit,
-                    bound=result.bound,
-                    peaks=result.peaks,
-                    ascii_only=output.ascii_only,
-                )
+            drawing = render_timeline(
+                timeline,
+                width=output.width,
+                title=_title(schedule, study.graph, study.basis),
+                unit=study.unit,
+                bound=result.bound,
+                period=result.period,
+                peaks=[peak.count for peak in result.peaks],
+                peak_bytes=[peak.bytes for peak in result.peaks] if study.sized else None,
+                ranks=_ranks_shown(options, schedule.ranks),
+                messages=messages if options.messages else None,
+                wrap=options.wrap,
+                ascii_only=output.ascii_only,
             )
-    return _write_trace([timeline], schedule.name, options, output)
+            output.show(drawing)
+            if result.reasons:
+                output.note(" ".join(result.reasons))
+    return _write_trace([timeline], [messages], schedule.name, options, output)
 
 
 def _show_measured(found: Measured, options: Namespace, output: Output) -> Exit:
@@ -206,7 +162,7 @@ def _show_measured(found: Measured, options: Namespace, output: Output) -> Exit:
         case "json":
             facts = {"schedule": found.schedule.name, "microbatches": found.schedule.microbatches}
             for timeline in both:
-                output.write(to_json(timeline, facts))
+                output.write(to_json(timeline, {**facts, "placement": found.schedule.placement}))
         case "csv":
             output.write(to_csv(found.timeline))
         case "svg":
@@ -215,57 +171,46 @@ def _show_measured(found: Measured, options: Namespace, output: Output) -> Exit:
             drawing = render_comparison(*both, width=output.width, title=title, ascii_only=output.ascii_only)
             output.show(drawing)
             output.note(TURNS)
-    return _write_trace(both, found.schedule.name, options, output)
+    return _write_trace(both, [], found.schedule.name, options, output)
 
 
-def _compare(study: _Study, options: Namespace, output: Output) -> Exit:
-    trainers = [name for name, family in families().items() if family.backward]
-    names = trainers if options.compare == "all" else [n.strip() for n in options.compare.split(",")]
-    results = [_simulate(_build(name, study, options.microbatches), study) for name in names]
-    if output.json:
-        for result in results:
-            output.write(to_json(result.timeline, _facts(result, study)))
-        return Exit.FINE
-    header = ("schedule", "makespan", "bubble", "of the bound", "held at most")
-    rows = [
-        (
-            r.schedule.name,
-            format_time(r.timeline.makespan, study.unit),
-            f"{100 * r.timeline.bubble:.1f} %",
-            f"{r.optimal:.3g} %",
-            str(max(r.peaks, default=0)),
-        )
-        for r in results
-    ]
-    output.show(format_table(header, rows, align="<>>>>", width=output.width, elastic=0))
-    return _write_trace([r.timeline for r in results], "", options, output)
+def _messages(result: Result) -> tuple[Transfer, ...]:
+    return transfers(result.timeline, result.study.graph, result.study.costs)
 
 
-def _facts(result: _Result, study: _Study) -> dict[str, object]:
-    return {
-        "schedule": result.schedule.name,
-        "model": study.graph.name,
-        "unit": study.unit or "s",
-        "stages": len(study.graph.stages),
-        "microbatches": result.schedule.microbatches,
-        "lower_bound": result.bound,
-        "percent_of_optimal": result.optimal,
-        "peak_activations": result.peaks,
-    }
+def _ranks_shown(options: Namespace, count: int) -> list[int] | None:
+    """Return the ranks to draw.
+
+    Raises:
+        WrongUseError: There is none of them.
+    """
+    if options.ranks_shown is None:
+        return None
+    shown = [rank for rank in options.ranks_shown if rank < count]
+    if not shown:
+        message = f"--ranks-shown names rank {options.ranks_shown[0]}, but there are {count} ranks."
+        raise WrongUseError(_finding(message, f"name some of 0-{count - 1}"))
+    return shown
 
 
 def _title(schedule: Schedule, graph: StageGraph, basis: str) -> str:
-    ranks, count = schedule.ranks, schedule.microbatches
-    stages = "" if len(graph.stages) == ranks else f", {len(graph.stages)} stages"
-    words = f"{schedule.name}: {ranks} rank{'s' * (ranks != 1)}{stages}, {count} micro-batch{'es' * (count != 1)}"
+    number, count = schedule.ranks, schedule.microbatches
+    stages = "" if len(graph.stages) == number else f", {len(graph.stages)} stages"
+    words = f"{schedule.name}: {number} rank{'s' * (number != 1)}{stages}, {count} micro-batch{'es' * (count != 1)}"
     return f"{words}, {basis}"
 
 
-def _write_trace(timelines: Sequence[Timeline], name: str, options: Namespace, output: Output) -> Exit:
+def _write_trace(
+    timelines: Sequence[Timeline],
+    messages: Sequence[Sequence[Transfer]],
+    name: str | Sequence[str],
+    options: Namespace,
+    output: Output,
+) -> Exit:
     if options.trace is None:
         return Exit.FINE
     try:
-        Path(options.trace).write_text(to_chrome_trace(timelines, name=name), encoding="utf-8")
+        Path(options.trace).write_text(to_chrome_trace(timelines, name=name, messages=messages), encoding="utf-8")
     except OSError as error:
         message = f"{options.trace} cannot be written: {error.strerror}."
         raise WrongUseError(_finding(message, "give a path in a folder that exists")) from None

@@ -1,10 +1,11 @@
 """The laws of a schedule, each a function from a schedule to findings; no finding means it is safe to lower.
 
-1. Each stage runs each micro-batch forward once, and backward once (one B, or one I and one W).
+1. Each stage runs each micro-batch forward once, and backward once (one B, or one I and one W; without weights to train
+   I alone is enough).
 2. On a rank: F before B or I, I before W.
 3. The ranks' orders and the data flow together have no circle.
 4. Every send has its receive, and each channel keeps its order (`verify_plan`, on the lowered plan).
-5. Live activations stay within the given limits.
+5. Live activations stay within the given limits, counted or in bytes.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from collections.abc import Iterable, Sequence
 
 from ppdsl.diagnostics import Diagnostic, Severity
 from ppdsl.graph.ir import StageGraph
+from ppdsl.plan.coded import coded_of, is_sound, legal_order
 from ppdsl.plan.lifetimes import peak_activations
 from ppdsl.schedule.action import Action, ActionKind, action_of
 from ppdsl.schedule.excerpt import draw_rows
 from ppdsl.schedule.flow import flow_of
 from ppdsl.schedule.progress import Blocked, run_in_order
 from ppdsl.schedule.table import Schedule
+from ppdsl.units import format_bytes
 
 __all__ = ["collect", "find_circle", "verify_schedule"]
 
@@ -33,7 +36,11 @@ _WORDS = {
 
 
 def verify_schedule(
-    schedule: Schedule, graph: StageGraph, *, limits: Sequence[int] | None = None
+    schedule: Schedule,
+    graph: StageGraph,
+    *,
+    limits: Sequence[int] | None = None,
+    byte_limits: Sequence[int] | None = None,
 ) -> tuple[Diagnostic, ...]:
     """Return what is wrong with a schedule for a graph; empty when it can be lowered and run.
 
@@ -41,6 +48,8 @@ def verify_schedule(
         schedule: Computations for each rank; may come from a user.
         graph: The stages and the values between them.
         limits: For each rank the most activations (stage and micro-batch) it may hold; None: no limit.
+        byte_limits: For each rank the most bytes that the values entering and leaving its live stages may take
+            (`peak_activations`); None: no limit.
 
     >>> from ppdsl.diagnostics import render_plain
     >>> from ppdsl.graph.shapes import chain_graph
@@ -53,14 +62,18 @@ def verify_schedule(
            |     ^^^
     help: run 1F0 before 1B0
     """
-    findings = collect(_shape(schedule, graph)) or collect(_actions(schedule, graph))
-    findings = findings or collect(_missing(schedule, graph)) or collect(_own_order(schedule))
+    findings = collect(_shape(schedule, graph))
+    if not findings and not is_sound(schedule, graph):
+        findings = collect(_actions(schedule, graph)) or collect(_missing(schedule, graph))
+        findings = findings or collect(_own_order(schedule))
     if findings:
         return findings
     circle = find_circle(schedule, graph)
     if circle is not None:
         return (circle,)
-    return collect(_limits(schedule, graph, limits)) if limits is not None else ()
+    if limits is None and byte_limits is None:
+        return ()
+    return collect(_limits(schedule, graph, limits, byte_limits))
 
 
 def collect(findings: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
@@ -81,6 +94,8 @@ def collect(findings: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
 
 def find_circle(schedule: Schedule, graph: StageGraph) -> Diagnostic | None:
     """Return the circle of ranks that wait for each other's computations, drawn; None when all can run."""
+    if legal_order(coded_of(schedule, graph)) is not None:
+        return None
     flow = flow_of(graph)
     progress = run_in_order(schedule.rows, flow.needs, flow.makes)
     cycle = progress.cycle
@@ -162,7 +177,7 @@ def _missing(schedule: Schedule, graph: StageGraph) -> Iterable[Diagnostic]:
                 message = f"Stage {stage.label} runs both {stage.index}B{m} and {part}."
                 yield Diagnostic("mixed-backward", message, help="run one B, or one I and one W")
                 has |= set(ActionKind)
-            for kind in _wanted(backward=backward, split=bool(split)) - has:
+            for kind in _wanted(backward=backward, split=bool(split), trainable=stage.trainable) - has:
                 missed.setdefault(kind, []).append(m)
         for kind, microbatches in sorted(missed.items()):
             noun = "micro-batch" if len(microbatches) == 1 else "micro-batches"
@@ -172,11 +187,12 @@ def _missing(schedule: Schedule, graph: StageGraph) -> Iterable[Diagnostic]:
             yield Diagnostic("missing-action", message, help=help_text)
 
 
-def _wanted(*, backward: bool, split: bool) -> set[ActionKind]:
+def _wanted(*, backward: bool, split: bool, trainable: bool) -> set[ActionKind]:
     if not backward:
         return {ActionKind.FORWARD}
     if split:
-        return {ActionKind.FORWARD, ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD}
+        weights = {ActionKind.WEIGHT_GRAD} if trainable else set()
+        return {ActionKind.FORWARD, ActionKind.INPUT_GRAD} | weights
     return {ActionKind.FORWARD, ActionKind.BACKWARD}
 
 
@@ -199,16 +215,25 @@ def _own_order(schedule: Schedule) -> Iterable[Diagnostic]:
                     yield Diagnostic(code, message, help=f"run {before} before {action}", excerpt=excerpt)
 
 
-def _limits(schedule: Schedule, graph: StageGraph, limits: Sequence[int]) -> Iterable[Diagnostic]:
-    for peak, limit in zip(peak_activations(schedule, graph), limits, strict=True):
+def _limits(
+    schedule: Schedule, graph: StageGraph, limits: Sequence[int] | None, byte_limits: Sequence[int] | None
+) -> Iterable[Diagnostic]:
+    peaks = peak_activations(schedule, graph)
+    for peak, limit in zip(peaks, limits, strict=True) if limits is not None else ():
         if peak.count > limit and peak.action is not None:
-            step = schedule.rows[peak.rank].index(peak.action)
-            message = (
-                f"Rank {peak.rank} holds {peak.count} activations at {peak.action}, step {step}; its limit is {limit}."
-            )
-            excerpt = draw_rows(schedule.rows, {peak.rank: (step, "")})
-            help_text = "run backwards earlier, or raise the limit"
-            yield Diagnostic("too-many-activations", message, help=help_text, excerpt=excerpt)
+            what = f"{peak.count} activations", str(limit)
+            yield _too_much(schedule, "too-many-activations", peak.rank, peak.action, *what)
+    for peak, limit in zip(peaks, byte_limits, strict=True) if byte_limits is not None else ():
+        if peak.bytes > limit and peak.largest is not None:
+            what = f"{format_bytes(peak.bytes)} of activations", format_bytes(limit)
+            yield _too_much(schedule, "too-many-bytes", peak.rank, peak.largest, *what)
+
+
+def _too_much(schedule: Schedule, code: str, rank: int, action: Action, held: str, limit: str) -> Diagnostic:
+    step = schedule.rows[rank].index(action)
+    message = f"Rank {rank} holds {held} at {action}, step {step}; its limit is {limit}."
+    excerpt = draw_rows(schedule.rows, {rank: (step, "")})
+    return Diagnostic(code, message, help="run backwards earlier, or raise the limit", excerpt=excerpt)
 
 
 def _giver(rows: Sequence[Sequence[Action]], blocked: Blocked) -> str:

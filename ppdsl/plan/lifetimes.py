@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ppdsl.graph.ir import StageGraph
@@ -9,7 +10,7 @@ from ppdsl.schedule.action import Action, ActionKind
 from ppdsl.schedule.table import Schedule
 from ppdsl.units import Bytes
 
-__all__ = ["Peak", "last_uses", "peak_activations"]
+__all__ = ["Peak", "last_uses", "peak_activations", "state_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +23,47 @@ class Peak:
         bytes: The values that enter and leave these stages. What a stage saves inside for its backward is not in the
             graph and not counted.
         action: The action during which `count` is first reached; None for a rank without actions.
+        largest: The action during which `bytes` is first reached.
+        size: The most it holds in the caller's weights; `count` when there are none.
     """
 
     rank: int
     count: int
     bytes: Bytes
     action: Action | None
+    largest: Action | None = None
+    size: float = 0.0
 
 
-def last_uses(schedule: Schedule, graph: StageGraph) -> tuple[dict[int, list[tuple[int, int]]], ...]:
+def state_bytes(placement: Sequence[int], graph: StageGraph) -> tuple[int, ...]:
+    """Return for each stage the bytes of its state of one micro-batch: what it makes, and what it gets from others.
+
+    >>> from ppdsl.graph.shapes import chain_graph
+    >>> state_bytes((0, 1, 1), chain_graph(3, bytes_per_edge=4))
+    (4, 8, 0)
+    """
+    sizes = [0] * len(graph.stages)
+    for edge in graph.edges:
+        sizes[edge.producer] += edge.bytes
+        for consumer in edge.consumers:
+            if placement[consumer] != placement[edge.producer]:
+                sizes[consumer] += edge.bytes
+    return tuple(sizes)
+
+
+def last_uses(
+    schedule: Schedule, graph: StageGraph, *, until: ActionKind = ActionKind.WEIGHT_GRAD
+) -> tuple[dict[int, list[tuple[int, int]]], ...]:
     """Return for each rank, by position, the pairs (stage, micro-batch) that nothing uses after that action.
 
     A state is used by the stage's own actions and by the forwards of stages on the same rank that take its values by
     reference. Gradients handed over by reference belong to the stage that receives them.
+
+    Args:
+        schedule: Computations for each rank.
+        graph: The stages and the values between them.
+        until: `INPUT_GRAD`: as if weight gradients used nothing, which is how some papers count; else all actions use
+            the state.
 
     >>> from ppdsl.graph.shapes import chain_graph
     >>> from ppdsl.schedule.registry import build_schedule
@@ -42,30 +71,46 @@ def last_uses(schedule: Schedule, graph: StageGraph) -> tuple[dict[int, list[tup
     >>> last_uses(build_schedule("gpipe", graph, (0, 1), microbatches=2), graph)[1]
     {2: [(1, 0)], 3: [(1, 1)]}
     """
+    count = schedule.microbatches
     givers: list[set[int]] = [set() for _ in graph.stages]
     for edge in graph.edges:
         for consumer in edge.consumers:
             if schedule.placement[consumer] == schedule.placement[edge.producer]:
                 givers[consumer].add(edge.producer)
+    skipped = ActionKind.WEIGHT_GRAD if until is ActionKind.INPUT_GRAD else None
     result = []
     for row in schedule.rows:
-        last: dict[tuple[int, int], int] = {}
+        last: dict[int, int] = {}  # stage * count + micro-batch
         for position, action in enumerate(row):
-            last[action.stage, action.microbatch] = position
+            if action.kind is skipped:
+                continue
+            last[action.stage * count + action.microbatch] = position
             if action.kind is ActionKind.FORWARD:
                 for giver in givers[action.stage]:
-                    last[giver, action.microbatch] = position
+                    last[giver * count + action.microbatch] = position
         grouped: dict[int, list[tuple[int, int]]] = {}
-        for state, position in sorted(last.items()):
-            grouped.setdefault(position, []).append(state)
-        result.append(dict(sorted(grouped.items())))
+        for position, state in sorted((position, state) for state, position in last.items()):
+            grouped.setdefault(position, []).append(divmod(state, count))
+        result.append(grouped)
     return tuple(result)
 
 
-def peak_activations(schedule: Schedule, graph: StageGraph) -> tuple[Peak, ...]:
+def peak_activations(
+    schedule: Schedule,
+    graph: StageGraph,
+    *,
+    weights: Sequence[float] | None = None,
+    until: ActionKind = ActionKind.WEIGHT_GRAD,
+) -> tuple[Peak, ...]:
     """Return for each rank how many activations it holds at most, and when.
 
     An activation is one stage's state of one micro-batch, live from its forward until its last use (see `last_uses`).
+
+    Args:
+        schedule: Computations for each rank.
+        graph: The stages and the values between them.
+        weights: For each stage what its activation counts in `Peak.size`; None: 1.
+        until: `INPUT_GRAD`: count activations as freed by I; else by the last action.
 
     >>> from ppdsl.graph.shapes import chain_graph
     >>> from ppdsl.schedule.registry import build_schedule
@@ -74,24 +119,30 @@ def peak_activations(schedule: Schedule, graph: StageGraph) -> tuple[Peak, ...]:
     >>> [(peak.count, str(peak.action)) for peak in peaks]
     [(4, '0F3'), (3, '1F2'), (2, '2F1'), (1, '3F0')]
     """
-    sizes = [0] * len(graph.stages)
-    for edge in graph.edges:
-        sizes[edge.producer] += edge.bytes
-        for consumer in edge.consumers:
-            if schedule.placement[consumer] != schedule.placement[edge.producer]:
-                sizes[consumer] += edge.bytes
-    frees = last_uses(schedule, graph)
-    peaks = []
-    for rank, row in enumerate(schedule.rows):
-        live = size = most = largest = 0
-        moment: Action | None = None
-        for position, action in enumerate(row):
-            if action.kind is ActionKind.FORWARD:
-                live, size = live + 1, size + sizes[action.stage]
+    sizes = state_bytes(schedule.placement, graph)
+    units = (1.0,) * len(sizes) if weights is None else tuple(map(float, weights))
+    frees = last_uses(schedule, graph, until=until)
+    return tuple(_peak(rank, row, frees[rank], sizes, units) for rank, row in enumerate(schedule.rows))
+
+
+def _peak(
+    rank: int,
+    row: Sequence[Action],
+    frees: Mapping[int, Sequence[tuple[int, int]]],
+    sizes: Sequence[int],
+    units: Sequence[float],
+) -> Peak:
+    live = size = most = largest = 0
+    load = heaviest = 0.0
+    moment = heavy = None
+    for position, action in enumerate(row):
+        if action.kind is ActionKind.FORWARD:
+            live, size, load = live + 1, size + sizes[action.stage], load + units[action.stage]
             if live > most:
                 most, moment = live, action
-            largest = max(largest, size)
-            for stage, _ in frees[rank].get(position, ()):
-                live, size = live - 1, size - sizes[stage]
-        peaks.append(Peak(rank, most, Bytes(largest), moment))
-    return tuple(peaks)
+            if size > largest:
+                largest, heavy = size, action
+            heaviest = max(heaviest, load)
+        for stage, _ in frees.get(position, ()):
+            live, size, load = live - 1, size - sizes[stage], load - units[stage]
+    return Peak(rank, most, Bytes(largest), moment, heavy, heaviest)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from ppdsl.diagnostics import ScheduleError
 from ppdsl.graph.ir import Edge, StageGraph
+from ppdsl.plan.coded import coded_of
 from ppdsl.plan.laws import verify_schedule
 from ppdsl.plan.lifetimes import last_uses
 from ppdsl.plan.messages import Compute, Direction, Free, Message, MessagePlan, Recv, Send, Step, Wait
-from ppdsl.plan.rendezvous import rendezvous
-from ppdsl.schedule.action import Action, ActionKind, action_of
+from ppdsl.plan.pausing import without_collection
+from ppdsl.plan.rendezvous import meets
 from ppdsl.schedule.flow import carries_gradient
 from ppdsl.schedule.table import Schedule
 from ppdsl.units import Bytes, Microbatch, Rank
@@ -55,143 +56,157 @@ def lower(schedule: Schedule, graph: StageGraph, *, lookahead: int = 1) -> Messa
     findings = verify_schedule(schedule, graph)
     if findings:
         raise ScheduleError(*findings)
-    traffic = _Traffic.of(schedule, graph)
-    longest = max(map(len, schedule.rows), default=0)
-    ahead = max(1, lookahead)
-    while True:
-        plan = MessagePlan(graph, schedule, traffic.rows(ahead))
+    with without_collection():
+        traffic = _Traffic(schedule, graph)
+        longest = max(map(len, schedule.rows), default=0)
+        ahead = max(1, lookahead)
         # With everything posted at the start a verified schedule cannot get stuck, so this ends.
-        if ahead >= longest or not rendezvous(plan).blocked:
-            return plan
-        ahead *= 2
+        while ahead < longest and not traffic.can_run(ahead):
+            ahead *= 2
+        return MessagePlan(graph, schedule, traffic.rows(ahead))
 
 
 @dataclass(frozen=True, slots=True)
-class _Arrival:
-    """A message and the position, in its target's schedule row, of the computation that needs it."""
+class _Route:
+    """What one edge carries to one consumer in one direction: a message for each micro-batch."""
 
-    message: Message
-    position: int
+    edge: Edge
+    consumer: int
+    direction: Direction
+    source: int
+    target: int
+
+    @property
+    def maker(self) -> int:
+        """The stage that makes what is sent."""
+        return self.edge.producer if self.direction is Direction.FORWARD else self.consumer
+
+    @property
+    def user(self) -> int:
+        """The stage that needs it."""
+        return self.consumer if self.direction is Direction.FORWARD else self.edge.producer
+
+    def messages(self, microbatches: int) -> list[Message]:
+        """Return the message of each micro-batch."""
+        edge, consumer, direction, size = self.edge.index, self.consumer, self.direction, Bytes(self.edge.bytes)
+        source, target = Rank(self.source), Rank(self.target)
+        return [Message(edge, consumer, Microbatch(m), direction, source, target, size) for m in range(microbatches)]
 
 
-@dataclass(frozen=True)
 class _Traffic:
-    """All messages of a step, seen from both ends."""
+    """All messages of a step, seen from both ends; message `route * microbatches + m` is a whole number here."""
 
-    schedule: Schedule
-    sends: tuple[tuple[tuple[Message, ...], ...], ...]  # [rank][position], right after the computation
-    waits: tuple[tuple[tuple[Message, ...], ...], ...]  # [rank][position], right before the computation
-    channels: tuple[tuple[_Arrival, ...], ...]  # one for each ordered pair of ranks, in the order of the sends
-    frees: tuple[dict[int, list[tuple[int, int]]], ...]  # [rank][position] -> (stage, micro-batch)
+    def __init__(self, schedule: Schedule, graph: StageGraph) -> None:
+        self.schedule = schedule
+        self.coded = coded_of(schedule, graph)
+        self.routes = _routes(schedule, graph)
+        self.sent: list[tuple[int, ...]] = [()] * len(self.coded.gives)  # by job, the places of its routes
+        self.needed: list[tuple[int, ...]] = [()] * len(self.coded.gives)
+        count = schedule.microbatches
+        for number, route in enumerate(self.routes):
+            for kind in (0,) if route.direction is Direction.FORWARD else (1, 2):
+                self.sent[4 * route.maker + kind] += (number * count,)
+                self.needed[4 * route.user + kind] += (number * count,)
+        self.frees = last_uses(schedule, graph)
+        self.channels = self._channels()
+        self.posts: tuple[int, list[dict[int, list[int]]]] = (0, [])  # the last look-ahead, and its receives
 
-    @classmethod
-    def of(cls, schedule: Schedule, graph: StageGraph) -> _Traffic:
-        """Collect what every computation sends and needs."""
-        routes = _Routes(graph, schedule.placement, backward=not schedule.forward_only)
-        position = {action: at for row in schedule.rows for at, action in enumerate(row)}
-        channels: dict[tuple[int, int], list[_Arrival]] = {}
-        incoming: list[dict[int, list[Message]]] = [{} for _ in schedule.rows]
-        sends = []
-        for row in schedule.rows:
-            sent_by_row = []
-            for action in row:
-                sent = tuple(routes.sent_after(action))
-                for message in sent:
-                    needed = position[_user(message, graph, position)]
-                    incoming[message.target].setdefault(needed, []).append(message)
-                    channels.setdefault((message.source, message.target), []).append(_Arrival(message, needed))
-                sent_by_row.append(sent)
-            sends.append(tuple(sent_by_row))
-        waits = tuple(
-            tuple(tuple(sorted(incoming[rank].get(at, ()), key=_edge_order)) for at in range(len(row)))
-            for rank, row in enumerate(schedule.rows)
-        )
-        ordered = tuple(tuple(channels[pair]) for pair in sorted(channels))
-        return cls(schedule, tuple(sends), waits, ordered, last_uses(schedule, graph))
+    def can_run(self, ahead: int) -> bool:
+        """Tell whether the plan with this look-ahead runs over channels without capacity."""
+        rows = []
+        posts = self._posts(ahead)
+        for rank, (jobs, places) in enumerate(zip(self.coded.jobs, self.coded.places, strict=True)):
+            steps: list[int] = []  # 3 * message, and 0 to post it, 1 to wait for it, 2 to send it
+            for at, (job, m) in enumerate(zip(jobs, places, strict=True)):
+                if at in posts[rank]:
+                    steps += [3 * message for message in posts[rank][at]]
+                if self.needed[job]:
+                    steps += [3 * (route + m) + 1 for route in self.needed[job]]
+                if self.sent[job]:
+                    steps += [3 * (route + m) + 2 for route in self.sent[job]]
+            rows.append(steps)
+        return meets(rows, len(self.routes) * self.schedule.microbatches)
 
     def rows(self, ahead: int) -> tuple[tuple[Step, ...], ...]:
         """Return the plan's rows with receives posted `ahead` computations before they are needed."""
+        messages = [message for route in self.routes for message in route.messages(self.schedule.microbatches)]
         posts = self._posts(ahead)
         rows = []
         for rank, actions in enumerate(self.schedule.rows):
             steps: list[Step] = []
-            for at, action in enumerate(actions):
-                steps += [Recv(message) for message in posts[rank].get(at, ())]
-                steps += [Wait(message) for message in self.waits[rank][at]]
+            post, free = posts[rank], self.frees[rank]
+            coded = zip(actions, self.coded.jobs[rank], self.coded.places[rank], strict=True)
+            for at, (action, job, m) in enumerate(coded):
+                if at in post:
+                    steps += [Recv(messages[message]) for message in post[at]]
+                steps += [Wait(messages[route + m]) for route in self.needed[job]]
                 steps.append(Compute(action))
-                steps += [Send(message) for message in self.sends[rank][at]]
-                steps += [Free(stage, Microbatch(m)) for stage, m in self.frees[rank].get(at, ())]
+                steps += [Send(messages[route + m]) for route in self.sent[job]]
+                if at in free:
+                    steps += [Free(stage, Microbatch(k)) for stage, k in free[at]]
             rows.append(tuple(steps))
         return tuple(rows)
 
-    def _posts(self, ahead: int) -> list[dict[int, list[Message]]]:
+    def _channels(self) -> list[tuple[int, list[tuple[int, int]]]]:
+        """Return for each ordered pair of ranks the target, and in the order of the sends message and use."""
+        count = self.schedule.microbatches
+        used = [[0] * count for _ in self.routes]
+        for jobs, places in zip(self.coded.jobs, self.coded.places, strict=True):
+            for at, (job, m) in enumerate(zip(jobs, places, strict=True)):
+                for first in self.needed[job]:
+                    used[first // count][m] = at
+        channels: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for jobs, places in zip(self.coded.jobs, self.coded.places, strict=True):
+            for job, m in zip(jobs, places, strict=True):
+                for first in self.sent[job]:
+                    number = first // count
+                    route = self.routes[number]
+                    channel = channels.setdefault((route.source, route.target), [])
+                    channel.append((first + m, used[number][m]))
+        return [(target, channels[source, target]) for source, target in sorted(channels)]
+
+    def _posts(self, ahead: int) -> list[dict[int, list[int]]]:
         """Return for each rank and position the receives to post before it.
 
         A message may be needed before an earlier one of its channel; then the earlier one is posted with it, so that
         both ends keep one order.
         """
-        posts: list[list[tuple[int, int, Message]]] = [[] for _ in self.schedule.rows]
-        for channel in self.channels:
-            earliest = len(self.schedule.rows[channel[0].message.target])
-            timed: list[tuple[int, int, Message]] = []
-            for arrival in reversed(channel):
-                earliest = min(earliest, arrival.position)
-                timed.append((max(0, earliest - ahead), earliest, arrival.message))
-            posts[channel[0].message.target] += reversed(timed)
-        by_position: list[dict[int, list[Message]]] = []
+        if self.posts[0] == ahead:
+            return self.posts[1]
+        posts: list[list[tuple[int, int, int]]] = [[] for _ in self.schedule.rows]
+        for target, channel in self.channels:
+            earliest = len(self.schedule.rows[target])
+            timed: list[tuple[int, int, int]] = []
+            for message, needed in reversed(channel):
+                if needed < earliest:
+                    earliest = needed
+                timed.append((earliest - ahead if earliest > ahead else 0, earliest, message))
+            timed.reverse()
+            posts[target] += timed
+        by_position: list[dict[int, list[int]]] = []
         for row_posts in posts:
-            row_posts.sort(key=lambda post: post[:2])  # stable: a channel keeps its order
-            grouped: dict[int, list[Message]] = {}
+            row_posts.sort(key=itemgetter(0, 1))  # stable: a channel keeps its order
+            grouped: dict[int, list[int]] = {}
             for at, _, message in row_posts:
-                grouped.setdefault(at, []).append(message)
+                if at in grouped:
+                    grouped[at].append(message)
+                else:
+                    grouped[at] = [message]
             by_position.append(grouped)
+        self.posts = ahead, by_position
         return by_position
 
 
-class _Routes:
-    """For each stage the edges it sends to other ranks, forward and backward."""
-
-    def __init__(self, graph: StageGraph, placement: Sequence[int], *, backward: bool) -> None:
-        self.placement = placement
-        self.values: list[list[tuple[Edge, int]]] = [[] for _ in graph.stages]
-        self.gradients: list[list[tuple[Edge, int]]] = [[] for _ in graph.stages]
-        for edge in graph.edges:
-            for consumer in edge.consumers:
-                if placement[consumer] == placement[edge.producer]:
-                    continue
-                self.values[edge.producer].append((edge, consumer))
-                if backward and carries_gradient(graph, edge, consumer):
-                    self.gradients[consumer].append((edge, consumer))
-
-    def sent_after(self, action: Action) -> Iterator[Message]:
-        """Yield the messages to send after `action`, by edge, then consumer."""
-        match action.kind:
-            case ActionKind.FORWARD:
-                for edge, consumer in self.values[action.stage]:
-                    source, target = self.placement[edge.producer], self.placement[consumer]
-                    yield _message(edge, consumer, action.microbatch, Direction.FORWARD, source, target)
-            case ActionKind.BACKWARD | ActionKind.INPUT_GRAD:
-                for edge, consumer in self.gradients[action.stage]:
-                    source, target = self.placement[consumer], self.placement[edge.producer]
-                    yield _message(edge, consumer, action.microbatch, Direction.BACKWARD, source, target)
-            case ActionKind.WEIGHT_GRAD:
-                return
-
-
-def _message(
-    edge: Edge, consumer: int, microbatch: Microbatch, direction: Direction, source: int, target: int
-) -> Message:
-    return Message(edge.index, consumer, microbatch, direction, Rank(source), Rank(target), Bytes(edge.bytes))
-
-
-def _user(message: Message, graph: StageGraph, position: dict[Action, int]) -> Action:
-    """Return the computation that needs the message."""
-    if message.direction is Direction.FORWARD:
-        return action_of(message.consumer, ActionKind.FORWARD, message.microbatch)
-    producer = graph.edges[message.edge].producer
-    whole = action_of(producer, ActionKind.BACKWARD, message.microbatch)
-    return whole if whole in position else action_of(producer, ActionKind.INPUT_GRAD, message.microbatch)
-
-
-def _edge_order(message: Message) -> tuple[int, int]:
-    return message.edge, message.consumer
+def _routes(schedule: Schedule, graph: StageGraph) -> list[_Route]:
+    """Return all routes between ranks, by edge, then consumer."""
+    placement, backward = schedule.placement, not schedule.forward_only
+    routes = []
+    for edge in graph.edges:
+        for consumer in edge.consumers:
+            source, target = placement[edge.producer], placement[consumer]
+            if source == target:
+                continue
+            routes.append(_Route(edge, consumer, Direction.FORWARD, source, target))
+            if backward and carries_gradient(graph, edge, consumer):
+                routes.append(_Route(edge, consumer, Direction.BACKWARD, target, source))
+    return routes

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 
 from ppdsl.diagnostics import Diagnostic, GraphError, Label
 from ppdsl.graph.ir import StageGraph
+from ppdsl.schedule.arrangement import Arrangement
+from ppdsl.units import counted
 
-__all__ = ["place"]
+__all__ = ["place", "place_by_rule"]
 
 
 def place(
@@ -52,6 +54,45 @@ def place(
     if idle and not allow_idle:
         raise GraphError(_idle(idle, len(keys), ranks))
     return tuple(chosen[stage.key] for stage in graph.stages)
+
+
+def place_by_rule(graph: StageGraph, ranks: int, rule: Arrangement) -> tuple[int, ...]:
+    """Return for each stage its rank by the rule that a schedule family asks for (`Family.arrangement`).
+
+    Args:
+        graph: The stages.
+        ranks: Number of ranks, at least 1.
+        rule: A loop puts stage `s` on rank `s % ranks`, a V goes there and back; without a rule see `place`.
+
+    Raises:
+        GraphError: The stages do not fill the rule's rounds, or visits of one stage would lie on several ranks.
+
+    >>> from ppdsl.graph.shapes import chain_graph
+    >>> place_by_rule(chain_graph(4), 2, Arrangement.LOOP), place_by_rule(chain_graph(4), 2, Arrangement.V)
+    ((0, 1, 0, 1), (0, 1, 1, 0))
+    """
+    if rule is Arrangement.GIVEN:
+        return place(graph, ranks)
+    count = len(graph.stages)
+    if rule is Arrangement.V:
+        turn = [*range(ranks), *reversed(range(ranks))]
+        ring, whole, wanted = (turn * count)[:count], count == 2 * ranks, f"{2 * ranks} stages"
+    else:
+        ring, whole = [stage % ranks for stage in range(count)], count % ranks == 0
+        low = count - count % ranks
+        wanted = f"{low} or {low + ranks} stages" if low else counted(ranks, "stage")
+    if not whole:
+        shape = "a V" if rule is Arrangement.V else "a loop"
+        message = f"{counted(count, 'stage')} do not make {shape} over {counted(ranks, 'rank')}."
+        raise GraphError(Diagnostic(f"placement-not-{rule.value}", message, help=f"use {wanted}"))
+    home: dict[int | str, int] = {}
+    for stage, rank in zip(graph.stages, ring, strict=True):
+        if home.setdefault(stage.key, rank) != rank:
+            message = f"The schedule puts stage {stage.label} on rank {rank}, but its first visit on {home[stage.key]}."
+            labels = (Label(stage.span),) if stage.span else ()
+            help_text = "use a schedule that takes any placement, such as 1f1b"
+            raise GraphError(Diagnostic("split-visits", message, labels=labels, help=help_text))
+    return tuple(ring)
 
 
 def _check_count(graph: StageGraph, keys: list[int | str], ranks: int) -> None:

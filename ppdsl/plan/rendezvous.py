@@ -7,14 +7,14 @@ transport, because every buffer a transport adds only lets senders go on earlier
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 from ppdsl.diagnostics import Diagnostic
 from ppdsl.plan.drawing import draw_steps, explain_message
 from ppdsl.plan.messages import Message, MessagePlan, Recv, Send, Step, Wait
 from ppdsl.schedule.progress import Blocked, Progress, run_in_order
 
-__all__ = ["find_deadlock", "rendezvous"]
+__all__ = ["find_deadlock", "meets", "rendezvous"]
 
 
 def rendezvous(plan: MessagePlan) -> Progress:
@@ -31,6 +31,50 @@ def rendezvous(plan: MessagePlan) -> Progress:
     ()
     """
     return run_in_order(plan.rows, _needs, _gives)
+
+
+def meets(rows: Sequence[Sequence[int]], messages: int) -> bool:
+    """Tell whether all rows of messages reach their end over channels without capacity.
+
+    The same rules as `rendezvous`, on whole numbers for large plans.
+
+    Args:
+        rows: For each rank its steps; `3 * message` posts a receive, `3 * message + 1` waits for the message and
+            `3 * message + 2` sends it.
+        messages: Number of messages.
+
+    >>> meets([[0, 5, 1], [3, 2, 4]], 2), meets([[5, 0, 1], [2, 3, 4]], 2)
+    (True, False)
+    """
+    posted, sent = bytearray(messages), bytearray(messages)
+    waiting: dict[int, int] = {}  # 2 * message, and 1 for its send -> who needs that
+    at = [0] * len(rows)
+    work = list(reversed(range(len(rows))))
+    left = len(rows)
+    while work:
+        rank = work.pop()
+        row = rows[rank]
+        for position in range(at[rank], len(row)):
+            message, kind = divmod(row[position], 3)
+            if kind == 0:
+                posted[message] = 1
+                woken = waiting.pop(2 * message, None)
+            elif kind == 1:
+                if not sent[message]:
+                    waiting[2 * message + 1], at[rank] = rank, position
+                    break
+                continue
+            else:
+                if not posted[message]:
+                    waiting[2 * message], at[rank] = rank, position
+                    break
+                sent[message] = 1
+                woken = waiting.pop(2 * message + 1, None)
+            if woken is not None:
+                work.append(woken)
+        else:
+            left -= 1
+    return left == 0
 
 
 def find_deadlock(plan: MessagePlan) -> Diagnostic | None:

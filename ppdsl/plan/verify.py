@@ -15,6 +15,8 @@ from ppdsl.plan.drawing import draw_steps, explain_message
 from ppdsl.plan.laws import collect, verify_schedule
 from ppdsl.plan.lifetimes import last_uses
 from ppdsl.plan.messages import Compute, Direction, Free, Message, MessagePlan, Recv, Send, Step, Wait
+from ppdsl.plan.pausing import without_collection
+from ppdsl.plan.quick import plan_is_sound
 from ppdsl.plan.rendezvous import find_deadlock
 from ppdsl.schedule.action import Action, ActionKind, action_of
 from ppdsl.schedule.excerpt import draw_rows
@@ -64,7 +66,12 @@ def verify_plan(plan: MessagePlan) -> tuple[Diagnostic, ...]:
     >>> verify_plan(lower(build_schedule("1f1b", graph, (0, 1, 0, 1), microbatches=8), graph))
     ()
     """
-    findings = verify_schedule(plan.schedule, plan.graph) or collect(_computations(plan))
+    findings = verify_schedule(plan.schedule, plan.graph)
+    if not findings:
+        with without_collection():
+            if plan_is_sound(plan):
+                return ()
+    findings = findings or collect(_computations(plan))
     findings = findings or collect(_messages(plan)) or collect(_channels(plan)) or collect(_frees(plan))
     if findings:
         return findings

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ __all__ = [
     "FakeTensor",
     "TorchDispatchMode",
     "autocast_state",
+    "compiled_code_runs_eagerly",
     "default_store",
     "functions_to_intercept",
     "is_fake",
@@ -38,7 +41,10 @@ __all__ = [
     "own_attributes",
     "pytree",
     "registered_pytree",
+    "run_backward",
     "same_storage_key",
+    "saves_under_hooks",
+    "sequence_number",
     "version_of",
     "without_dispatch_modes",
 ]
@@ -58,6 +64,17 @@ SHAPE_ERRORS = (DynamicOutputShapeException, GuardOnDataDependentSymNode)
 def make_fake_mode() -> Any:
     """Return a fake mode that also accepts real tensors among its arguments."""
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def compiled_code_runs_eagerly() -> AbstractContextManager[Any]:
+    """Keep `torch.compile` off what is called inside: what it met on fakes it would never compile again.
+
+    Where nothing was compiled yet its machinery is not loaded, which takes a second, and there is nothing to keep off.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 with make_fake_mode():
@@ -158,3 +175,56 @@ def default_store() -> Any:
     from torch.distributed.distributed_c10d import _get_default_store
 
     return _get_default_store()
+
+
+def run_backward(
+    edges: Sequence[Any], gradients: Sequence[torch.Tensor], inputs: Sequence[Any] = (), *, keep_graph: bool = False
+) -> tuple[torch.Tensor | None, ...]:
+    """Run autograd's engine; unlike `torch.autograd.backward` it brings each gradient to its edge's shape and type.
+
+    Args:
+        edges: Where to start (`GradientEdge`).
+        gradients: One for each edge.
+        inputs: Leaves and edges whose gradients to return, while no `.grad` is written; without any, gradients are
+            added to `.grad` of all leaves.
+        keep_graph: Whether what the nodes have saved is kept.
+    """
+    run = torch.autograd.Variable._execution_engine.run_backward
+    # keep_graph, create_graph, inputs, allow_unreachable
+    found: Any = run(tuple(edges), tuple(gradients), keep_graph, False, tuple(inputs), True, accumulate_grad=not inputs)
+    return tuple(found or ())
+
+
+def sequence_number(node: Any) -> int:
+    """Return when an autograd node was made; the engine runs the latest first."""
+    return int(node._sequence_nr())
+
+
+def saves_under_hooks(node: Any) -> bool:
+    """Whether the tensors that a node has saved are packed by somebody's hooks, as a checkpoint's are.
+
+    Looking gives those that are not a pair of hooks, which change nothing.
+    """
+    for name in dir(type(node)):
+        if not name.startswith("_raw_saved_"):
+            continue
+        saved = getattr(node, name)
+        for one in saved if isinstance(saved, tuple | list) else (saved,):
+            try:
+                one.register_hooks(_pack, _unpack)
+            except (AttributeError, RuntimeError) as error:
+                if "already been set" in str(error):
+                    return True
+    return False
+
+
+def _pack(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    return tensor, version_of(tensor)
+
+
+def _unpack(packed: tuple[torch.Tensor, int]) -> torch.Tensor:
+    tensor, version = packed
+    if version_of(tensor) != version:
+        # Autograd looks after this only where there are no hooks.
+        raise RuntimeError("a tensor needed for gradient computation has been modified by an inplace operation")
+    return tensor

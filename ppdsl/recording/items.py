@@ -42,6 +42,7 @@ class Item:
         volatile: Numbers decide which way it takes inside, so that another micro-batch may use other parameters.
         flops: Floating-point operations.
         record: The record it stands for, when it is no whole call.
+        replicated: A spec asks that it runs in each stage that needs it.
     """
 
     order: int
@@ -67,13 +68,14 @@ class Item:
     volatile: bool = False
     flops: int = 0
     record: Record | None = None
+    replicated: bool = False
 
     @property
     def repeatable(self) -> bool:
         """Whether it may run once in each stage that needs it: cheap, pure, from inputs and constants alone."""
         return (
             not (self.is_module or self.effect or self.random or self.writes or self.parameters or self.attribute_write)
-            and self.flops == 0
+            and (self.flops == 0 or self.replicated)
             and not any(value.meta.requires_grad for _, value in self.outputs)
         )
 
@@ -88,6 +90,7 @@ class Collapsed:
         replaced: Values that are another value passed on unchanged.
         open_frames: Calls that were taken apart, with the reason.
         tainted: Ids of modules on which code that was taken apart changes something.
+        divided: A spec gave the stages, not marks.
     """
 
     items: list[Item]
@@ -95,6 +98,7 @@ class Collapsed:
     replaced: dict[int, Value]
     open_frames: list[Frame]
     tainted: frozenset[int] = frozenset()
+    divided: bool = False
 
     def resolve(self, value: Value) -> Value:
         """Follow values that were passed on unchanged."""
@@ -121,14 +125,14 @@ def collapse(tape: Tape) -> Collapsed:
 
 
 def _collapse(tape: Tape, uses: dict[int, int], tainted: frozenset[int]) -> Collapsed:
-    result = Collapsed([], [], {}, [], tainted)
+    result = Collapsed([], [], {}, [], tainted, tape.divided)
 
     def walk(frame: Frame) -> None:
         for part in frame.parts:
             if isinstance(part, Record):
-                _take_record(part, result)
+                _take_record(part, result, replicated=part.index in tape.repeated)
                 continue
-            reason = _why_open(part, tape, uses) or _why_tainted(part, tainted)
+            reason = _why_open(part, tape, uses) or _why_tainted(part, tainted) or _why_replicated(part, tape)
             if reason is None:
                 result.items.append(_whole(part, tape, uses))
             elif part.forced:
@@ -148,7 +152,7 @@ def _collapse(tape: Tape, uses: dict[int, int], tainted: frozenset[int]) -> Coll
     return result
 
 
-def _take_record(record: Record, result: Collapsed) -> None:
+def _take_record(record: Record, result: Collapsed, *, replicated: bool) -> None:
     if record.kind in (RecordKind.GUARD, RecordKind.INPUTS):
         result.guards.append(record)
         return
@@ -160,7 +164,7 @@ def _take_record(record: Record, result: Collapsed) -> None:
     item = Item(
         record.index, record.target, record.template, record.inputs, record.outputs, record.stage, record.ambient,
         record.place, _name_of(record), writes=record.writes, attribute_write=attribute, effect=record.effect,
-        random=record.random, flops=record.flops, record=record,
+        random=record.random, flops=record.flops, record=record, replicated=replicated,
     )  # fmt: skip
     item.parameters = tuple(v for v in record.parameters if origin(v).kind is ValueKind.PARAMETER)
     item.buffers_read = tuple(v for v in record.parameters if origin(v).kind is ValueKind.BUFFER)
@@ -228,6 +232,12 @@ def _why_tainted(frame: Frame, tainted: frozenset[int]) -> str | None:
     if tainted and frame.module is not None and any(id(module) in tainted for module in frame.module.modules()):
         return "code between modules changes what it keeps"
     return None
+
+
+def _why_replicated(frame: Frame, tape: Tape) -> str | None:
+    """A replicated call is taken apart: often it is given an activation only to see its dtype."""
+    inside = range(frame.start, frame.end)
+    return "it is replicated" if inside and tape.repeated.issuperset(inside) else None
 
 
 def _by_itself(value: Value) -> bool:

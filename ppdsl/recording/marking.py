@@ -9,6 +9,7 @@ from typing import Any
 
 from ppdsl.annotate import Key, MarkKind, ModuleMark, marks
 from ppdsl.diagnostics import Diagnostic, Label, MarkError
+from ppdsl.recording.tape import PassedCutpoint
 from ppdsl.source import Place, Span
 
 __all__ = ["MarkState"]
@@ -29,21 +30,29 @@ class MarkState:
         base: The stage of code outside every block: None with blocks alone, 0 at the start with begin marks and
             cutpoints, then whatever the last of them said.
         spans: Where each key was marked first.
-        optional: Possible cutpoints that were passed.
+        cutpoints: Cutpoints that were passed, optional ones too.
+        ignored: Where marks were passed without effect, because a spec divides the model.
+
+    Args:
+        recorder: Whose records get the stages.
+        heeded: Whether marks have their effect; cutpoints are noted in any case.
     """
 
-    def __init__(self, recorder: Any) -> None:
+    def __init__(self, recorder: Any, *, heeded: bool = True) -> None:
         self._recorder = recorder
+        self._heeded = heeded
         self._stack: list[tuple[Key, Span]] = []
         self._cuts: list[_Cut] = []
         self._block: Span | None = None
-        self._laid = marks(recorder.model)
+        laid = marks(recorder.model)
+        self._laid = laid if heeded else ()
         self._reached: set[tuple[str, int | None, str]] = set()
-        self._containers = _containers(recorder.model)
+        self._containers = _containers(recorder.model, self._laid)
         self._begun: dict[Key, Span] = {}
         self.base: Key | None = 0 if any(mark.kind is MarkKind.BEGIN for mark in self._laid) else None
         self.spans: dict[Key, Span] = {}
-        self.optional: list[tuple[str | None, Place]] = []
+        self.cutpoints: list[PassedCutpoint] = []
+        self.ignored: list[Span] = [] if heeded else [mark.span for mark in laid]
 
     @property
     def stage(self) -> Key | None:
@@ -59,6 +68,9 @@ class MarkState:
     def enter_stage(self, key: Key, place: Place) -> None:
         """A block begins."""
         span = place.span
+        if not self._heeded:
+            self.ignored.append(span)
+            return
         if self._cuts:
             raise _mixed(span, self._cuts[0].place.span)
         self._block = self._block or span
@@ -72,8 +84,8 @@ class MarkState:
 
     def pass_cutpoint(self, name: str | None, optional: bool, place: Place) -> None:
         """A cutpoint is passed."""
-        if optional:
-            self.optional.append((name, place))
+        self.cutpoints.append(PassedCutpoint(name, optional, len(self._recorder.records), place))
+        if optional or not self._heeded:
             return
         span = place.span
         if self._block is not None:
@@ -105,7 +117,7 @@ class MarkState:
     def around(self, module: Any, laid: tuple[ModuleMark, ...], call: int) -> Iterator[None]:
         """Apply the marks laid on `module` to its call number `call`."""
         mark = next((m for m in laid if m.call == call), next((m for m in laid if m.call is None), None))
-        if mark is None:
+        if mark is None or not self._heeded:
             yield
             return
         self._reached.add((str(mark.span), mark.call, mark.kind.value))
@@ -200,9 +212,9 @@ class MarkState:
             frame = frame.parent
 
 
-def _containers(model: Any) -> set[int]:
+def _containers(model: Any, laid: tuple[ModuleMark, ...]) -> set[int]:
     """Ids of modules that have a marked module somewhere inside."""
-    marked = [mark.module for mark in marks(model)]
+    marked = [mark.module for mark in laid]
     prefixes = {name.rpartition(".")[0] for name in marked if name}
     for name in list(prefixes):
         while name:

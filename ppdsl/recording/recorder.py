@@ -60,6 +60,7 @@ class Recorder(TorchFunctionMode):
         names: Paths of the caller's tensors.
         holders: Where plain tensor attributes of the model live, by id.
         generators: The user's generators met so far.
+        heed_marks: Whether stage marks have their effect; False when a spec divides the model.
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class Recorder(TorchFunctionMode):
         names: Sequence[str],
         holders: dict[int, tuple[Any, str]],
         generators: Generators,
+        *,
+        heed_marks: bool = True,
     ) -> None:
         super().__init__()
         self.model = model
@@ -91,7 +94,7 @@ class Recorder(TorchFunctionMode):
         self.generators = generators
         self.region = self.nesting = 0
         self.streams = Streams()
-        self.marking = MarkState(self)
+        self.marking = MarkState(self, heeded=heed_marks)
         self.upkeep = Upkeep(model)
         self.meter = Meter()
         self.inputs: tuple[Value, ...] = ()
@@ -302,7 +305,8 @@ class Recorder(TorchFunctionMode):
             return
         if isinstance(value, (bool, int, float, str)):
             if type(before) is not type(value) or before != value:
-                self.messages.append(Message(module, name, self.marking.stage, self.place_now()))
+                frame, place = self.frames.current, self.place_now()
+                self.messages.append(Message(module, name, self.marking.stage, place, frame, len(self.records)))
             return
         if not isinstance(value, (torch.Tensor, list, tuple, dict)):
             return

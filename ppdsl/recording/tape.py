@@ -19,6 +19,7 @@ __all__ = [
     "Ambient",
     "Frame",
     "Message",
+    "PassedCutpoint",
     "Record",
     "RecordKind",
     "Tape",
@@ -244,7 +245,7 @@ class Frame:
     read_grad: Place | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Message:
     """A plain Python value that forward wrote to a module's attribute: another stage may read it."""
 
@@ -252,6 +253,18 @@ class Message:
     attribute: str
     stage: Key | None
     place: Place | None
+    frame: Frame
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class PassedCutpoint:
+    """A `pp.cutpoint` that forward passed, with the number of records made before it."""
+
+    name: str | None
+    optional: bool
+    records: int
+    place: Place
 
 
 @dataclass(slots=True, eq=False)
@@ -267,7 +280,9 @@ class Tape:
         loss: The value of the loss, or None.
         messages: Python values written to attributes.
         tainted: Ids of modules that code between modules changes, as far as an earlier recording found.
-        optional_cuts: Possible borders that the model passed: (name, stage reached, place).
+        cutpoints: Cutpoints that the model passed.
+        divided: A spec gave the records their stages, not marks.
+        repeated: Indices of records that run in every stage that needs them, because a spec replicates their module.
     """
 
     records: list[Record]
@@ -276,6 +291,8 @@ class Tape:
     result: Unpacked
     outputs: tuple[Value, ...]
     loss: Value | None
-    optional_cuts: tuple[tuple[str | None, Place], ...] = ()
+    cutpoints: tuple[PassedCutpoint, ...] = ()
     messages: tuple[Message, ...] = ()
     tainted: frozenset[int] = frozenset()
+    divided: bool = False
+    repeated: frozenset[int] = frozenset()

@@ -3,37 +3,24 @@
 A stage that is left and entered again becomes a list of visits: an item joins the present visit of its stage unless
 that would close a cycle. Items outside every mark follow what they use, or go to who uses them; what is cheap, pure and
 made of inputs and constants alone runs once in each visit that needs it, so that no constant is sent around.
+
+Where a spec divides the model, an item outside every claim that joins branches which do not know of each other goes to
+who uses it: in one of the branches, it would make them a chain.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from ppdsl.annotate import Key
 from ppdsl.diagnostics import Diagnostic, RecordingError
 from ppdsl.recording.findings import labels_of
 from ppdsl.recording.items import Collapsed, Item
-from ppdsl.recording.tape import Value, ValueKind, memory_of, origin
+from ppdsl.recording.shared_state import Visit, changed_state, check_state, state_key, state_peers
+from ppdsl.recording.tape import Value, ValueKind, origin
 
 __all__ = ["Visit", "assign_visits"]
-
-
-@dataclass(slots=True, eq=False)
-class Visit:
-    """One node of the stage graph while it is being built.
-
-    Attributes:
-        key: The stage's key.
-        number: Which visit of the key, from 0.
-        items: In recorded order once all are placed.
-    """
-
-    key: Key
-    number: int
-    position: int
-    items: list[Item] = field(default_factory=list)
 
 
 class _Reach:
@@ -66,8 +53,10 @@ class _Builder:
         self.place: dict[int, Visit] = {}
         self.waiting: dict[int, Item] = {}
         self.repeating: set[int] = set()
-        self.peers = _state_peers(collapsed.items)
+        self.joining: set[int] = set()
+        self.peers = state_peers(collapsed.items)
         self.written = {id(before) for item in collapsed.items for before, _ in item.writes}
+        self.changing = {key for item in collapsed.items for key in changed_state(item)}
         for item in collapsed.items:
             for _, value in item.outputs:
                 self.maker[id(value)] = item
@@ -80,17 +69,19 @@ class _Builder:
         for item in self.collapsed.items:
             if self._repeats(item):
                 continue
+            if item.replicated:
+                raise _not_replicable(item, [m for m in self._makers(item) if id(m) in self.place])
             makers = self._makers(item)
             placed = [self.place[id(maker)] for maker in makers if id(maker) in self.place]
             if item.stage is None:
-                if not placed:
+                if not placed or self._joins(item, makers, placed):
                     self.waiting[id(item)] = item
                     continue
                 visit = max(
                     placed, key=lambda v: (sum(self.reach.path(o.position, v.position) for o in placed), v.position)
                 )
             else:
-                visit = self._visit_for(item.stage, placed)
+                visit = self._visit_for(item.stage, self._before(makers))
             self._put(item, visit)
         self._place_rest()
         for visit in self.visits:
@@ -104,7 +95,10 @@ class _Builder:
         for value in map(self.collapsed.resolve, item.inputs):
             if origin(value) is not value:
                 return False  # written in place: there is an order to keep
-            if value.kind in (ValueKind.PARAMETER, ValueKind.BUFFER) or value.holder is not None:
+            if value.holder is not None and item.replicated and value.kind is not ValueKind.PARAMETER:
+                if state_key(value) in self.changing:
+                    return False
+            elif value.kind in (ValueKind.PARAMETER, ValueKind.BUFFER) or value.holder is not None:
                 return False
             maker = self.maker.get(id(value))
             if maker is not None and id(maker) not in self.repeating:
@@ -121,6 +115,31 @@ class _Builder:
             if maker is not None and maker is not item and id(maker) not in self.repeating:
                 found[id(maker)] = maker
         found.update((id(peer), peer) for peer in self.peers.get(id(item), ()))
+        return list(found.values())
+
+    def _joins(self, item: Item, makers: list[Item], placed: list[Visit]) -> bool:
+        """Whether the item, in a divided model, joins branches of which none comes after all the others."""
+        if not self.collapsed.divided:
+            return False
+        joins = any(id(maker) in self.joining and id(maker) in self.waiting for maker in makers) or not any(
+            all(self.reach.path(other.position, visit.position) for other in placed) for visit in placed
+        )
+        if joins:
+            self.joining.add(id(item))
+        return joins
+
+    def _before(self, makers: list[Item]) -> list[Visit]:
+        """The visits of what an item uses, through items that wait for it."""
+        found: dict[int, Visit] = {}
+        pending, seen = list(makers), set(map(id, makers))
+        while pending:
+            maker = pending.pop()
+            if id(maker) in self.place:
+                found[id(self.place[id(maker)])] = self.place[id(maker)]
+                continue
+            further = [other for other in self._makers(maker) if id(other) not in seen]
+            seen.update(map(id, further))
+            pending += further
         return list(found.values())
 
     def _visit_for(self, key: Key, before: list[Visit]) -> Visit:
@@ -183,41 +202,6 @@ class _Builder:
         return min((item.order for item in visit.items), default=0)
 
 
-def _state_peers(items: Iterable[Item]) -> dict[int, list[Item]]:
-    """For each item, by id: those before it that write state which it uses, or use state which it writes.
-
-    Writes outside every mark (`self.ema.mul_(0.9)`) are in this way drawn to the stage whose module uses the state.
-    """
-    users: dict[tuple[int, str], list[Item]] = {}
-    writers: dict[tuple[int, str], list[Item]] = {}
-    peers: dict[int, list[Item]] = {}
-    for item in items:
-        writes = {_state_key(start) for start in _written_state(item)}
-        if item.attribute_write:
-            writes.add((id(item.target[0]), item.target[1]))
-        reads = {_state_key(start) for start in _read_state(item)}
-        found = [peer for key in writes for peer in users.get(key, ())]
-        found += [peer for key in reads - writes for peer in writers.get(key, ())]
-        if found:
-            peers[id(item)] = found
-        for key in reads | writes:
-            users.setdefault(key, []).append(item)
-        for key in writes:
-            writers.setdefault(key, []).append(item)
-    return peers
-
-
-def _read_state(item: Item) -> list[Value]:
-    """State of modules that an item reads: parameters, buffers, tensor attributes."""
-    starts = map(origin, (*item.buffers_read, *item.parameters, *item.inputs))
-    return [start for start in starts if start.holder is not None]
-
-
-def _written_state(item: Item) -> list[Value]:
-    starts = map(origin, (*item.buffers_written, *(before for before, _ in item.writes)))
-    return [start for start in starts if start.holder is not None]
-
-
 def assign_visits(collapsed: Collapsed, outputs: Iterable[Value]) -> tuple[list[Visit], set[int]]:
     """Return the visits in topological order, and the ids of the items that run wherever they are needed.
 
@@ -226,82 +210,25 @@ def assign_visits(collapsed: Collapsed, outputs: Iterable[Value]) -> tuple[list[
     """
     builder = _Builder(collapsed, outputs)
     visits = builder.build()
-    _check_state(visits)
+    check_state(visits)
     return visits, builder.repeating
 
 
-def _check_state(visits: list[Visit]) -> None:
-    """Buffers and attributes are state of one visit, unless nobody writes them."""
-    readers: dict[tuple[int, str], list[tuple[Visit, Item]]] = {}
-    writers: dict[tuple[int, str], list[tuple[Visit, Item]]] = {}
-    for visit in visits:
-        for item in visit.items:
-            for start in _read_state(item):
-                readers.setdefault(_state_key(start), []).append((visit, item))
-            for start in _written_state(item):
-                writers.setdefault(_state_key(start), []).append((visit, item))
-            if item.attribute_write:
-                module, name = item.target
-                writers.setdefault((id(module), name), []).append((visit, item))
-    _add_writes_after_assignment(visits, writers)
-    _add_assignments_inside(visits, writers, readers)
-    for key, written in writers.items():
-        everyone = written + readers.get(key, [])
-        if len({id(visit) for visit, _ in everyone}) > 1:
-            raise _shared_state(key, written, readers.get(key, []))
-
-
-def _add_writes_after_assignment(visits: list[Visit], writers: dict[tuple[int, str], list[tuple[Visit, Item]]]) -> None:
-    """A tensor assigned to an attribute is that attribute's state: who writes it afterwards writes the state."""
-    kept: dict[int, tuple[tuple[int, str], tuple[Visit, Item]]] = {}
-    everything = sorted(((item, visit) for visit in visits for item in visit.items), key=lambda entry: entry[0].order)
-    for item, visit in everything:
-        for before, _ in item.writes:
-            found = kept.get(id(memory_of(before)))
-            if found is not None:
-                key, assigned = found
-                writers.setdefault(key, []).extend((assigned, (visit, item)))
-        assignments = [(*item.target, value) for value in item.inputs] if item.attribute_write else item.attributes
-        for module, name, value in assignments:
-            kept[id(memory_of(value))] = ((id(module), name), (visit, item))
-
-
-def _add_assignments_inside(
-    visits: list[Visit],
-    writers: dict[tuple[int, str], list[tuple[Visit, Item]]],
-    readers: dict[tuple[int, str], list[tuple[Visit, Item]]],
-) -> None:
-    """A visit may leave something of its own in an attribute, if nobody elsewhere reads what was there before."""
-    for visit in visits:
-        for item in visit.items:
-            for module, name in item.assigned:
-                key = (id(module), name)
-                if any(reader is not visit for reader, _ in readers.get(key, [])):
-                    writers.setdefault(key, []).append((visit, item))
-
-
-def _state_key(value: Value) -> tuple[int, str]:
-    module, name = value.holder if value.holder is not None else (None, value.name)
-    return id(module), name
-
-
-def _shared_state(
-    key: tuple[int, str], written: list[tuple[Visit, Item]], read: list[tuple[Visit, Item]]
-) -> RecordingError:
-    name = key[1]
-    for _, item in written:
-        for value in (*item.buffers_written, *(before for before, _ in item.writes)):
-            start = origin(value)
-            if start.holder is not None and _state_key(start) == key:
-                name = start.name
-    labels = [f"{visit.key}" + "'" * visit.number for visit, _ in written]
-    readers = [f"{visit.key}" + "'" * visit.number for visit, _ in read]
+def _not_replicable(item: Item, makers: list[Item]) -> RecordingError:
+    name = item.record.frame.name if item.record is not None else item.name
+    if item.parameters or any(origin(value).kind is ValueKind.PARAMETER for value in item.inputs):
+        why = "it uses a parameter"
+    elif item.random:
+        why = "it draws random numbers"
+    elif makers:
+        why = f"`{item.name}` in it uses a tensor that `{makers[0].module_name or makers[0].name}` makes"
+    else:
+        why = f"`{item.name}` in it keeps or changes state"
     return RecordingError(
         Diagnostic(
-            "shared-state",
-            f"`{name}` is written in stage {', '.join(dict.fromkeys(labels))} and used in stage "
-            f"{', '.join(dict.fromkeys([*labels, *readers]))}: micro-batches would see each other's values.",
-            labels_of(written[0][1].place, *(item.place for visit, item in read if visit is not written[0][0])),
-            "keep all that uses it in one stage, without leaving it in between",
+            "not-replicable",
+            f"Module `{name}` cannot run in every stage that needs it, because {why}.",
+            labels_of(item.place),
+            "give it to one stage; what it makes is then sent to the others",
         )
     )

@@ -7,7 +7,7 @@ too many to be told apart) one column of dense work.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.style import Style
@@ -23,6 +23,7 @@ _MOST_ROWS = 64
 _DENSE_SHARE = 0.75
 _SHADES = (0.4, 0.7, 0.95)
 _VISIBLE_SHARE = 0.85
+_FULL_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,11 @@ class Glyphs:
         tick: A tick of the axis.
         end: Where the axis ends.
         shades: Several kinds in one column, from hardly busy to always busy.
+        times: In front of the number of periods in a fold.
+        down: A message to a rank further down.
+        up: A message to a rank further up.
+        wire: A message under way.
+        gap: Ranks that are not shown.
     """
 
     fills: Mapping[ActionKind, str]
@@ -50,6 +56,11 @@ class Glyphs:
     tick: str
     end: str
     shades: str
+    times: str
+    down: str
+    up: str
+    wire: str
+    gap: str
 
 
 UNICODE = Glyphs(
@@ -60,6 +71,7 @@ UNICODE = Glyphs(
         ActionKind.WEIGHT_GRAD: "~",
     },
     idle="·", fold=" ⋯ ", wall="│", corner="└", line="─", tick="┴", end="┘", shades="░▒▓█",
+    times="×", down="↓", up="↑", wire="╌", gap="┆",
 )  # fmt: skip
 ASCII = Glyphs(
     {
@@ -69,6 +81,7 @@ ASCII = Glyphs(
         ActionKind.WEIGHT_GRAD: "~",
     },
     idle=".", fold=" / ", wall="|", corner="+", line="-", tick="+", end="+", shades=".:x#",
+    times="x", down="v", up="^", wire="-", gap=":",
 )  # fmt: skip
 
 
@@ -108,6 +121,7 @@ class Chart:
         folded: Number of actions in the folds.
         hidden: Number of actions shorter than what a column can show.
         chunks: Most stages of one rank; from 2 on, lower-case letters are used for every second one.
+        full: Whether labels are whole actions (`2F0`).
     """
 
     rows: tuple[tuple[Piece, ...], ...]
@@ -117,32 +131,56 @@ class Chart:
     folded: int
     hidden: int
     chunks: int
+    full: bool = False
 
 
-def draw_chart(timeline: Timeline, scale: Scale, glyphs: Glyphs = UNICODE) -> Chart:
-    """Return the rows of a chart on a given scale."""
-    chunks = _chunks(timeline)
-    many = max((count for _, count in chunks.values()), default=1)
-    by_rank: list[list[Event]] = [[] for _ in range(timeline.ranks)]
+def draw_chart(
+    timeline: Timeline,
+    scale: Scale,
+    glyphs: Glyphs = UNICODE,
+    *,
+    ranks: Sequence[int] | None = None,
+    full: bool | None = None,
+) -> Chart:
+    """Return the rows of a chart on a given scale.
+
+    Args:
+        timeline: What is drawn.
+        scale: Seconds to columns.
+        glyphs: Characters to draw with.
+        ranks: Ranks to draw, ascending; None: all.
+        full: Whether labels are whole actions (`2F0`); None: where ranks have several stages and there is room.
+    """
+    chosen = range(timeline.ranks) if ranks is None else ranks
+    by_rank: dict[int, list[Event]] = {rank: [] for rank in chosen}
     for event in timeline.events:
-        by_rank[event.rank].append(event)
-    folds = sum(_in_fold(e, scale) for e in timeline.events) if scale.folds else 0
-    crowded = (len(timeline.events) - folds) * _VISIBLE_SHARE > scale.columns * timeline.ranks
-    if timeline.ranks <= _MOST_ROWS and not crowded:
-        drawn = [_row(events, scale, chunks, glyphs) for events in by_rank]
+        if event.rank in by_rank:
+            by_rank[event.rank].append(event)
+    chunks = _chunks(event for row in by_rank.values() for event in row)
+    start, end = scale.segments[0].start, scale.segments[-1].end
+    if end - start < timeline.makespan * (1 - 1e-9):  # a part of the step
+        by_rank = {rank: [e for e in row if e.end > start and e.start < end] for rank, row in by_rank.items()}
+    events = [event for row in by_rank.values() for event in row]
+    many = max((count for _, count in chunks.values()), default=1)
+    folds = sum(_in_fold(e, scale) for e in events) if scale.folds else 0
+    crowded = (len(events) - folds) * _VISIBLE_SHARE > scale.columns * len(by_rank)
+    if len(by_rank) <= _MOST_ROWS and not crowded:
+        owned = [[_owners(row, segment) for segment in scale.segments] for row in by_rank.values()]
+        full = many > 1 and _all_labels_fit(owned) if full is None else full
+        drawn = [_row(owners, scale, chunks, glyphs, full=full) for owners in owned]
         shown = {id(p.event) for pieces in drawn for p in pieces if p.event is not None}
-        folded = sum(id(e) not in shown and _in_fold(e, scale) for e in timeline.events)
-        hidden = len(timeline.events) - folded - len(shown)
-        if len(shown) >= _VISIBLE_SHARE * (len(timeline.events) - folded):
-            ranks = tuple(range(r, r + 1) for r in range(timeline.ranks))
-            return Chart(tuple(drawn), ranks, scale, dense=False, folded=folded, hidden=hidden, chunks=many)
-    return _dense_chart(timeline, by_rank, scale, glyphs, many)
+        folded = sum(id(e) not in shown and _in_fold(e, scale) for e in events)
+        hidden = len(events) - folded - len(shown)
+        if len(shown) >= _VISIBLE_SHARE * (len(events) - folded):
+            single = tuple(range(rank, rank + 1) for rank in by_rank)
+            return Chart(tuple(drawn), single, scale, False, folded, hidden, many, full)
+    return _dense_chart(by_rank, scale, glyphs, many)
 
 
-def _chunks(timeline: Timeline) -> dict[int, tuple[int, int]]:
+def _chunks(events: Iterable[Event]) -> dict[int, tuple[int, int]]:
     """Return for each stage which of its rank's stages it is, and how many the rank has."""
     stages: dict[int, set[int]] = {}
-    for event in timeline.events:
+    for event in events:
         stages.setdefault(event.rank, set()).add(event.action.stage)
     return {stage: (position, len(found)) for found in stages.values() for position, stage in enumerate(sorted(found))}
 
@@ -151,19 +189,36 @@ def _in_fold(event: Event, scale: Scale) -> bool:
     return any(fold.start <= event.start and event.end <= fold.end for fold in scale.folds)
 
 
+def _all_labels_fit(owned: Sequence[Sequence[Sequence[Event | None]]]) -> bool:
+    """Tell whether nearly every drawn action has room for stage, kind and micro-batch: all are labelled alike."""
+    runs = [(event, stop - start) for row in owned for owners in row for event, start, stop in _runs(owners)]
+    fitting = sum(event is not None and len(str(event.action)) < columns for event, columns in runs)
+    return fitting >= _FULL_SHARE * sum(event is not None for event, _ in runs)
+
+
+def _runs(owners: Sequence[Event | None]) -> Iterable[tuple[Event | None, int, int]]:
+    """Return neighbouring columns of one owner, as (owner, first, after the last)."""
+    column = 0
+    while column < len(owners):
+        stop = column
+        while stop < len(owners) and owners[stop] is owners[column]:
+            stop += 1
+        yield owners[column], column, stop
+        column = stop
+
+
 def _row(
-    events: Sequence[Event], scale: Scale, chunks: Mapping[int, tuple[int, int]], glyphs: Glyphs
+    owned: Sequence[Sequence[Event | None]],
+    scale: Scale,
+    chunks: Mapping[int, tuple[int, int]],
+    glyphs: Glyphs,
+    *,
+    full: bool,
 ) -> tuple[Piece, ...]:
     pieces: list[Piece] = []
-    for position, segment in enumerate(scale.segments):
-        owners = _owners(events, segment)
-        column = 0
-        while column < segment.columns:
-            stop = column
-            while stop < segment.columns and owners[stop] is owners[column]:
-                stop += 1
-            pieces.append(_piece(owners[column], stop - column, chunks, glyphs))
-            column = stop
+    for position, owners in enumerate(owned):
+        for event, start, stop in _runs(owners):
+            pieces.append(_piece(event, stop - start, chunks, glyphs, full=full))
         if position < len(scale.folds):
             pieces.append(Piece(glyphs.fold, "", AXIS, AXIS))
     return tuple(pieces)
@@ -200,25 +255,24 @@ def _shares(event: Event, segment: Segment) -> list[tuple[int, float]]:
     return [(c, min(right, c + 1) - max(left, c)) for c in range(first, min(max(last, first + 1), segment.columns))]
 
 
-def _piece(event: Event | None, width: int, chunks: Mapping[int, tuple[int, int]], glyphs: Glyphs) -> Piece:
+def _piece(
+    event: Event | None, width: int, chunks: Mapping[int, tuple[int, int]], glyphs: Glyphs, *, full: bool
+) -> Piece:
     if event is None:
         return Piece("", glyphs.idle * width, IDLE, IDLE)
     action = event.action
     chunk, count = chunks[action.stage]
     style, fill_style = action_style(action.kind, chunk=chunk, chunks=count, odd=action.microbatch % 2 == 1)
     letter = action.kind.value.lower() if chunk % 2 else action.kind.value
-    names = [str(action)] if count > 1 else []
+    names = [str(action)] if full else []
     names += [f"{letter}{action.microbatch}", letter]
     label = next(name for name in names if len(name) <= width)
     return Piece(label, glyphs.fills[action.kind] * (width - len(label)), style, fill_style, event)
 
 
-def _dense_chart(
-    timeline: Timeline, by_rank: Sequence[Sequence[Event]], scale: Scale, glyphs: Glyphs, many: int
-) -> Chart:
+def _dense_chart(by_rank: Mapping[int, Sequence[Event]], scale: Scale, glyphs: Glyphs, many: int) -> Chart:
     """Show in each column what share of the time goes to what."""
-    together = math.ceil(timeline.ranks / _MOST_ROWS)
-    groups = [range(r, min(r + together, timeline.ranks)) for r in range(0, timeline.ranks, together)]
+    groups = _groups(list(by_rank))
     rows: list[tuple[Piece, ...]] = []
     for group in groups:
         pieces: list[Piece] = []
@@ -234,6 +288,18 @@ def _dense_chart(
                 pieces.append(Piece(glyphs.fold, "", AXIS, AXIS))
         rows.append(tuple(pieces))
     return Chart(tuple(rows), tuple(groups), scale, dense=True, folded=0, hidden=0, chunks=many)
+
+
+def _groups(ranks: Sequence[int]) -> list[range]:
+    """Return so many neighbouring ranks in a row that the rows are not too many."""
+    together = math.ceil(len(ranks) / _MOST_ROWS)
+    groups: list[range] = []
+    for rank in ranks:
+        if groups and groups[-1].stop == rank and len(groups[-1]) < together:
+            groups[-1] = range(groups[-1].start, rank + 1)
+        else:
+            groups.append(range(rank, rank + 1))
+    return groups
 
 
 def _dense_piece(shares: Mapping[ActionKind, float], glyphs: Glyphs) -> Piece:

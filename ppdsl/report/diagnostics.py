@@ -9,6 +9,7 @@ from rich.style import Style
 from rich.text import Text
 
 from ppdsl.diagnostics import Diagnostic, Severity, render_plain
+from ppdsl.report.spec_colors import spec_text
 
 __all__ = ["render_diagnostics"]
 
@@ -35,13 +36,15 @@ def render_diagnostics(diagnostics: Iterable[Diagnostic]) -> Text:
     for position, diagnostic in enumerate(diagnostics):
         text.append("\n\n" if position else "")
         lines = render_plain([diagnostic]).split("\n")
+        spec = False  # whether the excerpt is one of a spec
         for number, line in enumerate(lines):
             text.append("\n" if number else "")
-            text.append_text(_line(line, diagnostic, first=number == 0))
+            spec = ".ppspec:" in line if line.startswith(" --> ") else spec
+            text.append_text(_line(line, diagnostic, first=number == 0, spec=spec))
     return text
 
 
-def _line(line: str, diagnostic: Diagnostic, *, first: bool) -> Text:
+def _line(line: str, diagnostic: Diagnostic, *, first: bool, spec: bool) -> Text:
     if first:
         head = f"{diagnostic.severity.value}[{diagnostic.code}]"
         return Text.assemble((head, _SEVERITIES[diagnostic.severity]), (line[len(head) :], Style(bold=True)))
@@ -52,5 +55,7 @@ def _line(line: str, diagnostic: Diagnostic, *, first: bool) -> Text:
     gutter = _GUTTER.match(line)
     if gutter is not None:
         marked = bool(gutter[2].strip()) and set(gutter[2].split()[0]) == {"^"}
+        if spec and not marked:
+            return Text.assemble((gutter[1], _PLACE), spec_text(gutter[2]))
         return Text.assemble((gutter[1], _PLACE), (gutter[2], _MARK if marked else Style()))
     return Text(line)

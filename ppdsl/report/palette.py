@@ -18,7 +18,18 @@ from rich.style import Style
 
 from ppdsl.schedule.action import ActionKind
 
-__all__ = ["AXIS", "IDLE", "LABEL", "TITLE", "action_style", "blend_style", "hex_color", "make_console", "rank_color"]
+__all__ = [
+    "AXIS",
+    "IDLE",
+    "LABEL",
+    "TITLE",
+    "action_style",
+    "blend_style",
+    "hex_color",
+    "line_color",
+    "make_console",
+    "rank_color",
+]
 
 Triple = tuple[float, float, float]
 
@@ -37,6 +48,14 @@ _KINDS: dict[ActionKind, Triple] = {
 _EMPTY: Triple = (0x26, 0x26, 0x2A)
 # Of middle brightness: read on dark and on light terminals.
 _RANKS = ("#3a9bd9", "#d98c00", "#1aa179", "#c06ba0", "#a89a00", "#d55e00", "#7a8cff", "#8c8c8c")
+
+
+_LINES = {
+    ActionKind.FORWARD: "#3a9bd9",
+    ActionKind.BACKWARD: "#d98c00",
+    ActionKind.INPUT_GRAD: "#c06ba0",
+    ActionKind.WEIGHT_GRAD: "#1aa179",
+}
 
 
 def action_style(kind: ActionKind, *, chunk: int = 0, chunks: int = 1, odd: bool = False) -> tuple[Style, Style]:
@@ -72,6 +91,11 @@ def blend_style(shares: Mapping[ActionKind, float]) -> tuple[Style, Style]:
 def rank_color(rank: int) -> str:
     """Return the colour of a rank's boxes and rows, as `#rrggbb`."""
     return _RANKS[rank % len(_RANKS)]
+
+
+def line_color(kind: ActionKind) -> str:
+    """Return the colour of lines and arrows of a kind, as `#rrggbb`: seen on dark and on light terminals."""
+    return _LINES[kind]
 
 
 def hex_color(kind: ActionKind, *, chunk: int = 0, chunks: int = 1, odd: bool = False) -> str:

@@ -1,9 +1,10 @@
 """From seconds to columns: how much time a drawing shows, and where it leaves equal periods out.
 
-Three ways, the first that fits::
+Four ways, the first that fits::
 
     whole    every action has a whole number of columns: times are multiples of a common quantum
     folded   the same, with the repeating middle of the step cut out:   F0F1 ... ⋯ ... B30B31
+    squeezed time is proportional, with the repeating middle cut out; actions share columns
     plain    time is proportional; short actions may share a column
 """
 
@@ -12,12 +13,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ppdsl.schedule.action import Action
+from ppdsl.schedule.action import ActionKind
 from ppdsl.timeline import Event, Timeline
-from ppdsl.units import Microbatch
 
 __all__ = ["FOLD_COLUMNS", "Fold", "Scale", "Segment", "choose_scale", "time_quantum"]
 
@@ -25,6 +25,9 @@ FOLD_COLUMNS = 3
 _QUANTUM_PARTS = (1, 2, 3, 4, 5, 6, 8, 10)
 _MOST_PERIODS_SHOWN = 1000
 _LEAST_PERIODS = 4
+_LEAST_HIDDEN = 0.3  # a cut that hides less of the step only disturbs
+_MOST_OF_IT = 0.5  # when so much of a step repeats, longer patterns are not looked for
+_STEADY_SHARE = 0.08  # of what does not repeat: how much of what repeats is drawn on each side of a cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,9 @@ def choose_scale(timeline: Timeline, columns: int, *, label_columns: int = 2, fo
         return folded
     if per_unit >= 1:
         return Scale((Segment(start, start + span, 0, units * per_unit),), (), units * per_unit)
-    return Scale((Segment(start, start + span, 0, columns),), (), columns)
+    crowded = len(timeline.events) > columns * timeline.ranks
+    squeezed = _squeeze(timeline, columns, quantum) if fold and crowded else None
+    return squeezed or Scale((Segment(start, start + span, 0, columns),), (), columns)
 
 
 def time_quantum(timeline: Timeline) -> float | None:
@@ -203,43 +208,82 @@ def _cut(windows: Sequence[_Window], shown: int, start: float, span: float, quan
     return Scale(tuple(segments), tuple(folds), column + width)
 
 
+def _squeeze(timeline: Timeline, columns: int, quantum: float) -> Scale | None:
+    """Cut the repeating middle out of a step whose actions are too many to be drawn one by one."""
+    start, span = _extent(timeline)
+    windows = _windows(timeline, start, quantum)
+    rest = span - sum(w.period * w.periods for w in windows)
+    cuts = []
+    for window in windows:
+        shown = max(1, math.ceil(_STEADY_SHARE * rest / window.period))
+        hidden = window.periods - 2 * shown
+        if hidden * window.period > _LEAST_HIDDEN * span:
+            cuts.append((window.start + shown * window.period, hidden * window.period, hidden))
+    room = columns - FOLD_COLUMNS * len(cuts)
+    if not cuts or room < len(cuts) + 1:
+        return None
+    per_second = room / (span - sum(length for _, length, _ in cuts))
+    segments: list[Segment] = []
+    folds: list[Fold] = []
+    moment, column, used = start, 0, 0.0
+    for first, length, periods in [*cuts, (start + span, 0.0, 0)]:
+        stop = round((used + first - moment) * per_second) + FOLD_COLUMNS * len(folds)
+        segments.append(Segment(moment, first, column, max(1, stop - column)))
+        used += first - moment
+        if periods:
+            folds.append(Fold(first, first + length, periods, stop))
+        moment, column = first + length, stop + FOLD_COLUMNS
+    return Scale(tuple(segments), tuple(folds), columns)
+
+
 def _windows(timeline: Timeline, origin: float, quantum: float) -> tuple[_Window, ...]:
     """Return stretches, in order and without overlap, in which each action repeats some micro-batches later."""
-    ordered = sorted(timeline.events, key=lambda e: (e.start, e.rank))
-    ticks = {e.action: (round((e.start - origin) / quantum), round((e.end - origin) / quantum)) for e in ordered}
+    ordered = sorted(timeline.events, key=_moment)
+    starts = [round((e.start - origin) / quantum) for e in ordered]
+    ends = [round((e.end - origin) / quantum) for e in ordered]
     found: list[_Window] = []
     for delta in sorted({1, 2, timeline.ranks, 2 * timeline.ranks}):
-        for window in _periodic([e.action for e in ordered], ticks, delta):
+        for window in _periodic(starts, ends, _later(ordered, delta)):
             if all(window.end <= other.start or other.end <= window.start for other in found):
                 found.append(window)
+        if sum(w.period * w.periods for w in found) > _MOST_OF_IT * ends[-1]:
+            break
     return tuple(
         _Window(origin + w.start * quantum, w.period * quantum, w.periods) for w in sorted(found, key=lambda w: w.start)
     )
 
 
-def _periodic(actions: Sequence[Action], ticks: Mapping[Action, tuple[int, int]], delta: int) -> list[_Window]:
-    """Return the stretches that repeat after `delta` micro-batches, in quanta."""
-    later = [_shifted(action, delta) for action in actions]
-    position = {action: i for i, action in enumerate(actions)}
-    shifts = [0] * len(actions)
-    for i, (action, other) in enumerate(zip(actions, later, strict=True)):
-        if other in ticks:
-            (begin, end), (again, done) = ticks[action], ticks[other]
-            shifts[i] = again - begin if done - again == end - begin else 0
-    before = [-1] * len(actions)
+def _moment(event: Event) -> tuple[float, int]:
+    return event.start, event.rank
+
+
+def _later(ordered: Sequence[Event], delta: int) -> list[int]:
+    """Return for each position that of the same computation `delta` micro-batches later, or -1."""
+    series: dict[tuple[int, ActionKind], dict[int, int]] = {}
+    for position, event in enumerate(ordered):
+        action = event.action
+        series.setdefault((action.stage, action.kind), {})[action.microbatch] = position
+    later = [-1] * len(ordered)
+    for positions in series.values():
+        for microbatch, position in positions.items():
+            later[position] = positions.get(microbatch + delta, -1)
+    return later
+
+
+def _periodic(starts: Sequence[int], ends: Sequence[int], later: Sequence[int]) -> list[_Window]:
+    """Return the stretches that repeat when each action gives way to its `later` one, in quanta."""
+    shifts = [0] * len(starts)
+    before = [-1] * len(starts)
     for i, other in enumerate(later):
-        if other in position:
-            before[position[other]] = i
-    starts = [ticks[action][0] for action in actions]
+        if other >= 0:
+            before[other] = i
+            shift = starts[other] - starts[i]
+            shifts[i] = shift if ends[other] - ends[i] == shift else 0
     windows: list[_Window] = []
     for period, _ in Counter(s for s in shifts if s > 0).most_common(3):
         good = [s == period for s in shifts]
         windows += _runs(starts, good, [i >= 0 and good[i] for i in before], period)
     return windows
-
-
-def _shifted(action: Action, delta: int) -> Action:
-    return Action(action.stage, action.kind, Microbatch(action.microbatch + delta))
 
 
 def _runs(starts: Sequence[int], good: Sequence[bool], same: Sequence[bool], period: int) -> list[_Window]:

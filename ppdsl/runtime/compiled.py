@@ -11,10 +11,10 @@ import torch
 from ppdsl.graph.ir import OutputRoute, StageGraph, TensorMeta
 from ppdsl.plan.lowering import lower
 from ppdsl.plan.messages import MessagePlan
-from ppdsl.plan.placement import place
 from ppdsl.recording.placing import place_program
 from ppdsl.recording.programs import SourceKind, StageProgram
 from ppdsl.recording.record import Recording
+from ppdsl.runtime.choosing import choose_schedule
 from ppdsl.runtime.executor import Executor
 from ppdsl.runtime.layout import Layout, dtype_of
 from ppdsl.runtime.stage import StageState, TiedParameter
@@ -41,9 +41,9 @@ def build_plan(
     Args:
         recording: The stages.
         world: The ranks.
-        schedule: A family's name, or a schedule.
+        schedule: A family's name, `auto`, or a schedule.
         microbatches: Number of micro-batches.
-        placement: Rank of each stage key, or None.
+        placement: Rank of each stage key; None: as the schedule's family goes.
         backward: Whether the step has a backward; without it the forward-only schedule runs on the same placement.
 
     Raises:
@@ -56,11 +56,7 @@ def build_plan(
             return lower(schedule, graph)
         rows = build_schedule("forward_only", graph, schedule.placement, microbatches, schedule.ranks)
         return lower(rows, graph)
-    keys = len({stage.key for stage in graph.stages})
-    ranks = world.ranks_for(keys, placement)
-    ranks_of = place(graph, ranks, placement, allow_idle=True)
-    name = schedule if backward else "forward_only"
-    return lower(build_schedule(name, graph, ranks_of, microbatches, ranks), graph)
+    return lower(choose_schedule(schedule, graph, microbatches, world, placement, backward=backward), graph)
 
 
 class Compiled:
@@ -172,6 +168,11 @@ class Compiled:
             transport = self._world.transport(rank, parcels)
             executors.append(Executor(self.plan, rank, states, parcels, transport, device))
         return tuple(executors)
+
+    @property
+    def run_warnings(self) -> list[str]:
+        """What this process's stages have said of themselves while they ran."""
+        return [text for state in self.states.values() for text in state.warnings] if "states" in vars(self) else []
 
     # ---------------------------------------------------------------- a step
 

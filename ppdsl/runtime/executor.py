@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, assert_never
 
 import torch
 
-from ppdsl.diagnostics import Diagnostic, ScheduleError
 from ppdsl.plan.messages import Compute, Direction, Free, MessagePlan, Recv, Send, Step, Wait
 from ppdsl.runtime.failure import Situation, stage_failure
 from ppdsl.runtime.stage import StageState
@@ -195,10 +194,10 @@ class Executor:
                 return state.forward
             case ActionKind.BACKWARD:
                 return state.backward
-            case ActionKind.INPUT_GRAD | ActionKind.WEIGHT_GRAD:
-                message = f"Action {action} splits a backward into input and weight gradients."
-                advice = "this version runs whole backwards: use a schedule with B, such as 1f1b or gpipe"
-                raise ScheduleError(Diagnostic("split-backward", message, help=advice))
+            case ActionKind.INPUT_GRAD:
+                return state.input_gradients
+            case ActionKind.WEIGHT_GRAD:
+                return state.weight_gradients
             case _:
                 assert_never(action.kind)
 

@@ -66,7 +66,7 @@ def explain(compiled: Compiled) -> dict[str, Any]:
         "ties": [{"names": list(tie.names), "stages": list(tie.stages)} for tie in graph.ties],
         "inputs": [{"name": i.name, "meta": str(i.meta), "stages": list(i.consumers)} for i in graph.inputs],
         "bytes_per_step": sum(message.bytes for message in sends),
-        "warnings": [*(warning.message for warning in graph.warnings), *_idle(compiled)],
+        "warnings": [*(warning.message for warning in graph.warnings), *_idle(compiled), *compiled.run_warnings],
     }
 
 

@@ -13,6 +13,7 @@ from ppdsl.recording.structure import Path, fill, unpack
 from ppdsl.runtime.batch import check_names, slice_like, split_batch
 from ppdsl.runtime.compiled import Compiled, build_plan
 from ppdsl.runtime.options import Options
+from ppdsl.runtime.specs import freeze, shared_costs, with_model
 from ppdsl.runtime.world import World
 
 __all__ = ["Library"]
@@ -33,6 +34,9 @@ class Library:
         targets: Example targets for one micro-batch; None when the loss is recorded later.
         world: The ranks.
         options: The user's choices.
+
+    Attributes:
+        options: The user's choices, with what the spec says of the recorded stages.
     """
 
     def __init__(
@@ -49,18 +53,23 @@ class Library:
         self._args = args
         self._kwargs = kwargs
         self._world = world
-        self._options = options
+        self.options = options
         self._parameters: tuple[torch.nn.Parameter, ...] = ()
         self._recordings: dict[Any, Recording] = {}
         self._compiled: dict[Any, Compiled] = {}
-        graph = self._recording(with_loss=self.loss_is_known).graph
+        self._costs = shared_costs(options.spec, model, args, kwargs, world)
+        recording = self._recording(with_loss=self.loss_is_known)
+        if options.spec is not None and freeze(recording, options.spec):
+            recording = self._recording(with_loss=self.loss_is_known)
+        graph = recording.graph
+        self.options = with_model(options, recording, world)
         self.microbatches = options.count_microbatches(len({stage.key for stage in graph.stages}))
-        check_names(options.batch_axis, graph.inputs, graph.outputs)
+        check_names(self.options.batch_axis, graph.inputs, graph.outputs)
 
     @property
     def loss_is_known(self) -> bool:
         """Whether there is a loss function and its targets are known."""
-        return self._options.loss is not None and self.targets is not None
+        return self.options.loss is not None and self.targets is not None
 
     def compiled(self, *, with_loss: bool, backward: bool) -> Compiled:
         """Return what to run in the model's present state.
@@ -72,7 +81,7 @@ class Library:
         key = (with_loss, backward, self._state())
         if key not in self._compiled:
             recording = self._recording(with_loss=with_loss)
-            options = self._options
+            options = self.options
             plan = build_plan(
                 recording, self._world, options.schedule, self.microbatches, options.placement, backward=backward
             )
@@ -89,9 +98,9 @@ class Library:
         """
         recording = self._recording(with_loss=False)
         leaves = recording.bind(args, kwargs, ())
-        batch = split_batch(recording.graph.inputs, leaves, self.microbatches, self._options.batch_axis)
+        batch = split_batch(recording.graph.inputs, leaves, self.microbatches, self.options.batch_axis)
         whole = unpack(targets)
-        axes, rows = self._options.batch_axis, batch.rows or 1
+        axes, rows = self.options.batch_axis, batch.rows or 1
         cut = [
             slice_like(_target_name(path), leaf, rows, self.microbatches, axes).detach()
             for path, leaf in zip(whole.paths, whole.tensors, strict=True)
@@ -107,9 +116,17 @@ class Library:
     def _recording(self, *, with_loss: bool) -> Recording:
         key = (with_loss, self._state())
         if key not in self._recordings:
-            loss = self._options.loss if with_loss else None
+            loss = self.options.loss if with_loss else None
             targets = (self.targets or ()) if with_loss else ()
-            self._recordings[key] = record_call(self.model, self._args, self._kwargs, loss=loss, targets=targets)
+            self._recordings[key] = record_call(
+                self.model,
+                self._args,
+                self._kwargs,
+                loss=loss,
+                targets=targets,
+                spec=self.options.spec,
+                costs=self._costs,
+            )
         return self._recordings[key]
 
     def _state(self) -> tuple[Any, ...]:

@@ -13,13 +13,16 @@ from ppdsl.diagnostics import CallError, Diagnostic
 from ppdsl.runtime.batch import Batch, BatchAxis
 from ppdsl.runtime.distributed import DistributedWorld
 from ppdsl.runtime.inprocess import InProcessWorld
+from ppdsl.runtime.token_mean import TokenMean, warn_of_unequal_targets
 from ppdsl.runtime.world import World
 from ppdsl.schedule.table import Schedule
+from ppdsl.spec.partition import Partition
 
 __all__ = ["Devices", "Options", "Reduction", "make_world", "weights_of"]
 
-Reduction = str | Callable[[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]], Any]
-"""`mean`, `sum`, or a function of a micro-batch's and the whole batch's tensors by name; it returns the weight."""
+Reduction = str | TokenMean | Callable[[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]], Any]
+"""`mean`, `sum`, `token_mean` or a `TokenMean`, or a function of a micro-batch's and the whole batch's tensors by name
+that returns the weight."""
 
 Devices = str | torch.device | Sequence[str | torch.device] | None
 """One device for all ranks of this process, one for each rank, or None for where the parameters are."""
@@ -35,7 +38,8 @@ class Options:
     placement: Mapping[int | str, int] | None = None
     reduction: Reduction = "mean"
     batch_axis: BatchAxis = field(default_factory=dict)
-    spec: object = None
+    spec: Partition | None = None
+    default_axis: int | None = None
 
     def check(self) -> None:
         """Look at what can be checked without the model.
@@ -44,12 +48,9 @@ class Options:
             CallError: Something is wrong.
         """
         findings = []
-        if self.spec is not None:
-            advice = "mark the model with pp.stage, pp.cutpoint or pp.begin"
-            findings.append(Diagnostic("no-spec", "spec= is not supported yet.", help=advice))
-        if isinstance(self.reduction, str) and self.reduction not in ("mean", "sum"):
+        if isinstance(self.reduction, str) and self.reduction not in ("mean", "sum", "token_mean"):
             message = f"There is no reduction {self.reduction!r}."
-            advice = "one of: mean, sum, or a function that returns a micro-batch's weight"
+            advice = "one of: mean, sum, token_mean, or a function that returns a micro-batch's weight"
             findings.append(Diagnostic("unknown-reduction", message, help=advice))
         if self.microbatches is not None and self.microbatches < 1:
             message = f"A step of {self.microbatches} micro-batches has nothing to run."
@@ -78,12 +79,17 @@ def weights_of(
         batch: The same, cut.
     """
     count = len(batch.microbatches)
+    parts = [dict(zip(names, microbatch, strict=True)) for microbatch in batch.microbatches]
     if reduction == "mean":
+        warn_of_unequal_targets(parts)
         return (1.0 / count,) * count
+    if reduction == "token_mean":
+        return TokenMean().weights(parts)
+    if isinstance(reduction, TokenMean):
+        return reduction.weights(parts)
     if isinstance(reduction, str):
         return (1.0,) * count
     whole = dict(zip(names, leaves, strict=True))
-    parts = (dict(zip(names, microbatch, strict=True)) for microbatch in batch.microbatches)
     return tuple(float(reduction(part, whole)) for part in parts)
 
 

@@ -59,9 +59,13 @@ def share_loss(
     losses = compiled.losses()
     mine: torch.Tensor | None = None
     if losses:
-        total = losses[0] * weights[0]
-        for loss, weight in zip(losses[1:], weights[1:], strict=True):
-            total = total + loss * weight
+        # What weighs nothing may be no number: the mean over a micro-batch of which nothing counts.
+        counted = [
+            loss * weight if weight else torch.zeros_like(loss) for loss, weight in zip(losses, weights, strict=True)
+        ]
+        total = counted[0]
+        for part in counted[1:]:
+            total = total + part
         mine = torch.stack([total, *losses]).reshape(-1)
     layout = Layout.of(TensorMeta((1 + len(weights),), str(dtype).removeprefix("torch."), (1,)))
     ranks = range(len(compiled.plan.rows))
@@ -69,7 +73,7 @@ def share_loss(
     if shared is None:
         return None, ()
     each = tuple(shared[1:].tolist())
-    _warn_of_odd_losses(compiled, each)
+    _warn_of_odd_losses(compiled, [loss if weight else 0.0 for loss, weight in zip(each, weights, strict=True)])
     return shared[0].clone(), each
 
 

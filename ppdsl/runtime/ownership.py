@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from ppdsl.runtime.compiled import Compiled
 from ppdsl.runtime.layout import Layout
 from ppdsl.runtime.world import World
 
-__all__ = ["gather_state", "load_owned", "local_names", "owned_keys"]
+__all__ = ["gather_state", "load_owned", "local_names", "owned_keys", "owners_of"]
 
 
 def local_names(compiled: Compiled) -> frozenset[str]:
@@ -36,12 +36,17 @@ def owned_keys(compiled: Compiled) -> frozenset[str]:
 
     A tied parameter belongs to every rank that uses it, under all its names. What no stage uses belongs to rank 0.
     """
-    owners = _owners(compiled)
+    owners = owners_of(compiled)
     return frozenset(key for key, ranks in owners.items() if any(rank in compiled.local for rank in ranks))
 
 
-def _owners(compiled: Compiled) -> dict[str, tuple[int, ...]]:
-    """Return for each key of the model's state dictionary the ranks it belongs to, ascending."""
+def owners_of(compiled: Compiled, keys: Iterable[str] | None = None) -> dict[str, tuple[int, ...]]:
+    """Return for each key the ranks it belongs to, ascending.
+
+    Args:
+        compiled: The stages.
+        keys: Names of parameters, buffers and other state; None: the keys of the model's state dictionary.
+    """
     model, placement = compiled.recording.model, compiled.placement
     first_name = {id(parameter): name for name, parameter in model.named_parameters()}
     known: dict[str, set[int]] = {}
@@ -56,7 +61,7 @@ def _owners(compiled: Compiled) -> dict[str, tuple[int, ...]]:
             known.setdefault(name, set()).add(placement[stage.index])
     inside = [(f"{module}.", placement[s.index]) for s in compiled.graph.stages for module in s.modules]
     owners = {}
-    for key in model.state_dict():
+    for key in model.state_dict() if keys is None else keys:
         ranks = known.get(key) or {rank for prefix, rank in inside if key.startswith(prefix)} or {0}
         owners[key] = tuple(sorted(ranks))
     return owners
@@ -69,7 +74,7 @@ def gather_state(compiled: Compiled, world: World) -> dict[str, Any]:
     """
     cpu, ranks = torch.device("cpu"), range(len(compiled.plan.rows))
     state: dict[str, Any] = {}
-    owners = _owners(compiled)
+    owners = owners_of(compiled)
     for key, value in compiled.recording.model.state_dict().items():
         if not isinstance(value, torch.Tensor):
             state[key] = value

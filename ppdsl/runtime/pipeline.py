@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,10 +18,12 @@ from ppdsl.runtime.explanation import explain
 from ppdsl.runtime.library import Library
 from ppdsl.runtime.options import Devices, Options, Reduction, make_world
 from ppdsl.runtime.outcome import StepResult, collect_outputs, collect_timeline, share_loss
-from ppdsl.runtime.ownership import gather_state, load_owned, local_names, owned_keys
+from ppdsl.runtime.parts import ModelParts
+from ppdsl.runtime.specs import read_spec, require_contracts
 from ppdsl.runtime.ties import copy_from_owner, sum_gradients
 from ppdsl.runtime.world import World
 from ppdsl.schedule.table import Schedule
+from ppdsl.spec.partition import Partition
 from ppdsl.timeline import Timeline
 from ppdsl.units import counted
 
@@ -33,35 +36,42 @@ def pipeline(
     kwargs: Mapping[str, Any] | None = None,
     *,
     targets: Any = None,
-    spec: object = None,
+    spec: str | Path | Partition | None = None,
+    spec_params: Mapping[str, int] | None = None,
     loss: Callable[..., torch.Tensor] | None = None,
-    schedule: str | Schedule = "1f1b",
+    schedule: str | Schedule | None = None,
     microbatches: int | None = None,
     placement: Mapping[int | str, int] | None = None,
-    reduction: Reduction = "mean",
+    reduction: Reduction | None = None,
     batch_axis: BatchAxis | None = None,
     devices: Devices = None,
     timeout: float = 300.0,
     runtime: str | None = None,
 ) -> Pipeline:
-    """Return a pipeline that runs `model` in the stages it is marked with.
+    """Return a pipeline that runs `model` in the stages it is marked with, or that a spec divides it into.
 
     Nothing of the model is copied or wrapped: each rank runs its stages on the model's own modules and parameters.
 
     Args:
-        model: The marked model. On ranks that do not run a stage its parameters may be on `meta`.
+        model: The model. On ranks that do not run a stage its parameters may be on `meta`.
         args: Example arguments for one micro-batch.
         kwargs: Example keyword arguments for one micro-batch.
         targets: Example targets for one micro-batch: one tensor, or a tuple for several. Without them the loss is
             recorded at the first step.
-        spec: Not supported yet.
+        spec: A partition, or the path of a `.ppspec`: it divides the model, whose marks then have no effect. Its
+            schedule, micro-batches, placement, loss reduction, batch axis and device hold where no argument says
+            otherwise. The parameters of a stage that it freezes get `requires_grad=False`, and stay so.
+        spec_params: Values for the spec's own parameters, as `-D` gives them on the command line.
         loss: `loss(output, *targets)`, or None when `forward` returns the loss itself (a scalar, or an output with
             `loss`).
-        schedule: `1f1b`, `gpipe`, another family's name, or a `Schedule`.
-        microbatches: Micro-batches in a step; None: as many as there are stage keys.
-        placement: Rank of each stage key; None: one rank for each key, in order.
-        reduction: How the micro-batches' losses are added. `mean` weighs each by its share of the rows, `sum` with 1; a
-            function gets the tensors of the micro-batch and of the whole batch by name and returns the weight.
+        schedule: `1f1b`, `zbv`, another family's name, `auto`, or a `Schedule`; None: the spec's, or `1f1b`.
+        microbatches: Micro-batches in a step; None: the spec's, or as many as there are stage keys.
+        placement: Rank of each stage key; None: the spec's, or the loop or the V that the schedule's family goes, or
+            one rank for each key, in order.
+        reduction: How the micro-batches' losses are added; None: the spec's, or `mean`. `mean` weighs each
+            by its share of the rows, `sum` with 1, `token_mean` or a `TokenMean` by its share of the targets that
+            are not ignored; a function gets the tensors of the micro-batch and of the whole batch by name and
+            returns the weight.
         batch_axis: Axis of the batch by name of an input or output, where shapes do not say it; None for a tensor that
             every micro-batch gets whole.
         devices: In one process, the device of all ranks or of each rank; under torch.distributed this process's
@@ -78,13 +88,15 @@ def pipeline(
         MarkError: A mark is misplaced.
         RecordingError: The forward pass cannot become a graph of stages.
         ScheduleError: The schedule does not fit the graph.
+        SpecError: The spec is wrong, does not fit the model, or a contract in it is broken.
     """
-    world = make_world(devices, timeout, runtime)
+    read = read_spec(spec, spec_params)
+    world = make_world(devices if devices is not None else read.device, timeout, runtime)
     try:
-        options = Options(loss, schedule, microbatches, placement, reduction, dict(batch_axis or {}), spec)
+        options = read.options(loss, schedule, microbatches, placement, reduction, batch_axis)
         options.check()
         library = Library(model, args, dict(kwargs or {}), _as_tuple(targets), world, options)
-        built = Pipeline(library, world, options)
+        built = Pipeline(library, world, library.options)
     except Exception as error:
         world.refuse("the first step", error)
         raise
@@ -92,7 +104,7 @@ def pipeline(
     return built
 
 
-class Pipeline:
+class Pipeline(ModelParts):
     """A model that runs in stages; made by `pipeline`.
 
     `step` trains, `evaluate` and calling it run forward only. Everything else is plain data about the stages, or this
@@ -100,13 +112,10 @@ class Pipeline:
     """
 
     def __init__(self, library: Library, world: World, options: Options) -> None:
-        self._library = library
-        self._world = world
+        super().__init__(library, world)
+        require_contracts(self._main.recording, self._main.schedule, options)
         self._options = options
-        self._main = library.compiled(with_loss=library.loss_is_known, backward=True)
         self._fingerprint = library.fingerprint()
-        self._steps = 0
-        self._ties_equal = False
         self._timeline: Timeline | None = None
 
     # ---------------------------------------------------------------- running
@@ -218,53 +227,6 @@ class Pipeline:
             compiled.finish()
         return StepResult(loss, losses, result, self._timeline if request.timeline else None)
 
-    # ---------------------------------------------------------------- the model's parts on this rank
-
-    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Yield name and parameter of each parameter that this rank's stages use, in the model's order.
-
-        A tied parameter comes once, under its owner's name; every rank that uses it holds a copy and optimises it, and
-        the copies stay equal. Parameters that no stage uses belong to rank 0.
-        """
-        names = local_names(self._main)
-        for name, parameter in self._library.model.named_parameters():
-            if name in names:
-                yield name, parameter
-
-    def parameters(self) -> Iterator[torch.nn.Parameter]:
-        """Yield the parameters of `named_parameters`."""
-        for _, parameter in self.named_parameters():
-            yield parameter
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return this rank's part of the model's state dictionary, under the model's own names."""
-        owned = owned_keys(self._main)
-        return {key: value for key, value in self._library.model.state_dict().items() if key in owned}
-
-    def full_state_dict(self) -> dict[str, Any]:
-        """Return the whole model's state dictionary, on the CPU of every rank; all ranks must call it.
-
-        Raises:
-            CallError: Another rank does something else.
-            RunError: Another rank failed.
-        """
-        self._world.agree("the gathering of the state", self._facts(self._main))
-        with self._world.step():
-            return gather_state(self._main, self._world)
-
-    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Load this rank's part of a state dictionary, which may be the whole model's.
-
-        Args:
-            state: Tensors by the model's own names.
-            strict: Whether every name of this rank must be there, and no name that the model does not have.
-
-        Raises:
-            CallError: A name is missing or unknown.
-        """
-        load_owned(self._main, state, strict=strict)
-        self._ties_equal = False
-
     # ---------------------------------------------------------------- plain data
 
     @property
@@ -290,7 +252,8 @@ class Pipeline:
     @property
     def facts(self) -> dict[str, str]:
         """What all ranks have to agree on before the first step."""
-        reduction = self._options.reduction if isinstance(self._options.reduction, str) else "a function"
+        given = self._options.reduction
+        reduction = "a function" if callable(given) else str(given)
         return {**self._facts(self._main), "the reduction": reduction}
 
     def _facts(self, compiled: Compiled) -> dict[str, str]:

@@ -11,17 +11,20 @@ All state is indexed by micro-batch; nothing is "the latest". Around one micro-b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from ppdsl.diagnostics import Diagnostic, Label, RunError
+from ppdsl.diagnostics import Diagnostic, PpdslWarning, Severity, render_plain
 from ppdsl.graph.ir import Edge, StageGraph
-from ppdsl.recording.programs import Result, SourceKind, StageProgram
-from ppdsl.runtime.layout import Layout, dtype_of
+from ppdsl.recording.programs import SourceKind, StageProgram
+from ppdsl.runtime.exits import exits_of, unexpected_output
+from ppdsl.runtime.layout import Layout
+from ppdsl.runtime.splitting import Postponed, Splitter
 from ppdsl.schedule.flow import carries_gradient
 
 __all__ = ["StageState", "TiedParameter"]
@@ -45,18 +48,6 @@ class TiedParameter:
     def exchange(self) -> None:
         """Swap `parameter.grad` with this stage's own gradient; called before and after a backward."""
         self.gradient, self.parameter.grad = self.parameter.grad, self.gradient
-
-
-@dataclass(frozen=True, slots=True)
-class _Exit:
-    """A result that other stages use."""
-
-    position: int
-    edge: Edge
-    layout: Layout
-    meta: tuple[torch.Size, torch.dtype, bool]
-    consumers: tuple[int, ...]
-    gradients: tuple[int, ...]
 
 
 class StageState:
@@ -91,14 +82,15 @@ class StageState:
         self._leaf: list[bool] = []
         self._entries: list[tuple[int, Edge, Layout]] = []
         self._trace_sources(graph)
-        exits = (_exit(graph, program.results, position, backward=backward) for position in range(len(program.results)))
-        self._exits = [exit_ for exit_ in exits if exit_ is not None]
+        self._exits = exits_of(graph, program.results, backward=backward)
         self._root_of = {exit_.edge.index: number for number, exit_ in enumerate(self._exits)}
         self._loss_at = next((i for i, result in enumerate(program.results) if result.loss), None)
         self._outputs_at = [(i, index) for i, result in enumerate(program.results) for index in result.outputs]
         self._value_targets: list[list[Deliver]] = [[] for _ in self._exits]
         self._gradient_targets: list[Deliver | None] = [None] * len(self._entries)
         self._takes = [len(exit_.consumers) for exit_ in self._exits]
+        self._splitter = Splitter(self._report_whole)
+        self.warnings: list[str] = []
         self.begin((), (), keep_outputs=False)
 
     def _trace_sources(self, graph: StageGraph) -> None:
@@ -202,6 +194,7 @@ class StageState:
             [[_NOTHING] * len(exit_.gradients) for exit_ in self._exits] for _ in range(count)
         ]
         self._outgoing: list[list[torch.Tensor]] = [[_NOTHING] * len(self._entries) for _ in range(count)]
+        self._postponed: list[Postponed | None] = [None] * count
 
     def put(self, position: int, microbatch: int, value: torch.Tensor) -> None:
         """Take a received value as a leaf of this stage's own autograd graph."""
@@ -214,7 +207,7 @@ class StageState:
         """Run the stage's program and hand its values on.
 
         Raises:
-            RunError: A value has another shape, element type or `requires_grad` than recorded.
+            unexpected_output: A value has another shape, element type or `requires_grad` than recorded.
         """
         arguments = self._arguments[microbatch]
         inputs = self._inputs[microbatch] if self._inputs_at else ()
@@ -225,7 +218,7 @@ class StageState:
         for number, exit_ in enumerate(self._exits):
             result = results[exit_.position]
             if (result.shape, result.dtype, result.requires_grad and watch) != exit_.meta:
-                self._refuse(exit_, result, microbatch)
+                raise unexpected_output(self.stage, exit_, result, microbatch)
             value = exit_.layout.conform(result.detach())
             for deliver in self._value_targets[number]:
                 deliver(microbatch, value)
@@ -251,6 +244,32 @@ class StageState:
 
     def backward(self, microbatch: int) -> None:
         """Run autograd from the stage's values to its parameters and leaves, and hand the leaves' gradients on."""
+        roots, gradients = self._incoming(microbatch)
+        if roots:
+            with self._apart():
+                torch.autograd.backward(roots, gradients)
+        self._hand_gradients_back(microbatch, [leaf.grad for leaf in self._leaves[microbatch]])
+
+    def input_gradients(self, microbatch: int) -> None:
+        """Run autograd from the stage's values to its leaves alone, and hand their gradients on."""
+        roots, gradients = self._incoming(microbatch)
+        found: list[torch.Tensor | None] = [None] * len(self._entries)
+        if roots:
+            with self._apart():
+                found, self._postponed[microbatch] = self._splitter.input_gradients(
+                    roots, gradients, self._leaves[microbatch]
+                )
+        self._hand_gradients_back(microbatch, found)
+
+    def weight_gradients(self, microbatch: int) -> None:
+        """Add the gradients of the stage's parameters that `input_gradients` has left."""
+        postponed, self._postponed[microbatch] = self._postponed[microbatch], None
+        if postponed is not None:
+            with self._apart():
+                self._splitter.weight_gradients(postponed)
+
+    def _incoming(self, microbatch: int) -> tuple[list[GradientEdge], list[torch.Tensor]]:
+        """Return where the backward of a micro-batch starts, and with which gradients."""
         roots, gradients = [], []
         for root, parts in zip(self._roots[microbatch], self._gradients[microbatch], strict=False):
             if root is not None:
@@ -259,22 +278,24 @@ class StageState:
         if len(self._roots[microbatch]) > len(self._exits):
             roots.append(self._roots[microbatch][-1])
             gradients.append(self._weights[microbatch])
-        if roots:
+        return roots, gradients
+
+    @contextlib.contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Keep this stage's gradients of tied parameters apart while the body runs."""
+        for tied in self.tied:
+            tied.exchange()
+        try:
+            yield
+        finally:
             for tied in self.tied:
                 tied.exchange()
-            try:
-                torch.autograd.backward(roots, gradients)
-            finally:
-                for tied in self.tied:
-                    tied.exchange()
-        self._hand_gradients_back(microbatch)
 
-    def _hand_gradients_back(self, microbatch: int) -> None:
+    def _hand_gradients_back(self, microbatch: int, gradients: Sequence[torch.Tensor | None]) -> None:
         leaves = self._leaves[microbatch]
         for number, (_, _, layout) in enumerate(self._entries):
-            leaf = leaves[number]
-            gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-            gradient = layout.conform(gradient)
+            gradient = gradients[number]
+            gradient = layout.conform(torch.zeros_like(leaves[number]) if gradient is None else gradient)
             deliver = self._gradient_targets[number]
             if deliver is None:
                 self._outgoing[microbatch][number] = gradient
@@ -284,6 +305,18 @@ class StageState:
         self._roots[microbatch] = []
         self._gradients[microbatch] = []
 
+    def _report_whole(self, nodes: Sequence[str]) -> None:
+        names = ", ".join(f"`{name}`" for name in nodes)
+        message = (
+            f"Stage {self.stage.label} cannot split the backward of {names}: its weight gradients are computed with "
+            "the input gradients."
+        )
+        self.warnings.append(message)
+        warnings.warn(
+            PpdslWarning(render_plain([Diagnostic("backward-not-split", message, severity=Severity.WARNING)])),
+            stacklevel=2,
+        )
+
     def free(self, microbatch: int) -> None:
         """Drop everything that is kept of a micro-batch, except its loss and the outputs for the caller."""
         self._arguments[microbatch] = []
@@ -292,34 +325,11 @@ class StageState:
         self._values[microbatch] = []
         self._gradients[microbatch] = []
         self._outgoing[microbatch] = []
-
-    def _refuse(self, exit_: _Exit, result: torch.Tensor, microbatch: int) -> None:
-        shape, dtype, requires_grad = exit_.meta
-        actual = _describe(result.shape, result.dtype, requires_grad=result.requires_grad)
-        recorded = _describe(shape, dtype, requires_grad=requires_grad)
-        span = exit_.edge.span
-        place = f" ({span.short})" if span else ""
-        message = (
-            f"Output `{exit_.edge.value}` of stage {self.stage.label}{place} has {actual}, recorded {recorded}, "
-            f"in micro-batch {microbatch}."
-        )
-        labels = (Label(span, "made here"),) if span else ()
-        advice = "values between stages must look the same in every micro-batch; keep what changes inside one stage"
-        raise RunError(Diagnostic("unexpected-output", message, labels, help=advice))
+        self._postponed[microbatch] = None
 
 
 _NOTHING = torch.empty(0)
 _TAKEN = (_NOTHING, 0)
-
-
-def _exit(graph: StageGraph, results: Sequence[Result], position: int, *, backward: bool) -> _Exit | None:
-    index = results[position].edge
-    if index is None:
-        return None
-    edge = graph.edges[index]
-    gradients = tuple(c for c in edge.consumers if carries_gradient(graph, edge, c)) if backward else ()
-    meta = (torch.Size(edge.meta.shape), dtype_of(edge.meta.dtype), edge.meta.requires_grad and backward)
-    return _Exit(position, edge, Layout.of(edge.meta), meta, edge.consumers, gradients)
 
 
 def _sum_in_order(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -327,8 +337,3 @@ def _sum_in_order(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     for part in parts[1:]:
         total = total + part
     return total
-
-
-def _describe(shape: torch.Size, dtype: torch.dtype, *, requires_grad: bool) -> str:
-    sizes = ", ".join(map(str, shape))
-    return f"{str(dtype).removeprefix('torch.')}[{sizes}] {'with' if requires_grad else 'without'} gradient"

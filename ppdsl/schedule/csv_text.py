@@ -1,12 +1,16 @@
-"""Users' own orders: rows of actions, and the compute-only CSV text of torch.distributed.pipelining."""
+"""Users' own orders: rows of actions, and the CSV text of torch.distributed.pipelining."""
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import zip_longest
 
-from ppdsl.diagnostics import Diagnostic, Label, ScheduleError
+from ppdsl.diagnostics import Diagnostic, ScheduleError
 from ppdsl.schedule.action import Action, ActionKind, parse_action
+from ppdsl.schedule.csv_cells import cell_text, joined, parse_cell, why_not
+from ppdsl.schedule.csv_checks import Placed, cell_finding, check_messages
+from ppdsl.schedule.csv_messages import with_messages
 from ppdsl.schedule.table import Schedule
 from ppdsl.source import Span
 
@@ -48,58 +52,82 @@ def from_rows(rows: Iterable[Iterable[Action | str]], *, name: str = "own order"
 def parse_csv(text: str, *, name: str = "schedule.csv") -> Schedule:
     r"""Return the schedule that a CSV text describes: line i is rank i, one action in each cell, empty cells are idle.
 
+    Both forms of torch.distributed.pipelining are read. The whole cell has to match: torch reads `1F0junk` as `1F0`.
+    Two actions that run together, `(0F1;3B0)OVERLAP_F_B`, become neighbours of the row and an entry of `overlaps`.
+    Sends and receives are checked against the computations of a chain of stages and then left out, as plans work out
+    their own messages; `UNSHARD`, `RESHARD` and `REDUCE_GRAD` concern how parameters are stored and are left out too.
+
     Args:
         text: The content of the file.
         name: The file's path; names the schedule and the places of findings.
 
     Raises:
-        ScheduleError: A cell is no action, a stage stands on two ranks, or a stage number is left out.
+        ScheduleError: A cell is no action, a stage stands on two ranks, a stage number is left out, or a message has
+            no counterpart or stands on the wrong side of its computation.
 
     >>> print(parse_csv("0F0,0F1,,0B0,0B1\n,1F0,1B0,1F1,1B1\n"))
     rank 0 | 0F0 0F1 0B0 0B1
     rank 1 | 1F0 1B0 1F1 1B1
+    >>> print(parse_csv("0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n"))
+    rank 0 | 0F0 0B0
+    rank 1 | 1F0 1B0
     """
     findings: list[Diagnostic] = []
     rows: list[tuple[Action, ...]] = []
+    overlaps: list[tuple[int, ...]] = []
+    placed: list[list[Placed]] = []
     for number, line in enumerate(text.splitlines(), start=1):
-        actions = []
+        actions: list[Action] = []
+        together: list[int] = []
+        cells: list[Placed] = []
         column = 1
-        for cell in line.split(","):
-            if cell.strip():
-                try:
-                    actions.append(parse_action(cell))
-                except ValueError:
-                    start = column + len(cell) - len(cell.lstrip())
-                    findings.append(_bad_cell(name, number, start, cell.strip(), line))
-            column += len(cell) + 1
+        for raw in line.split(","):
+            if written := raw.strip():
+                start = column + len(raw) - len(raw.lstrip())
+                span = Span(name, number, start, number, start + len(written))
+                cell = parse_cell(written)
+                if cell is None:
+                    findings.append(_bad_cell(span, written, line))
+                else:
+                    cells.append(Placed(cell, span, line))
+                    if isinstance(cell, tuple):
+                        together += [len(actions)] if len(cell) > 1 else []
+                        actions += cell
+            column += len(raw) + 1
         rows.append(tuple(actions))
-    return _schedule(rows, name, findings)
+        overlaps.append(tuple(together))
+        placed.append(cells)
+    schedule = _schedule(rows, name, findings)
+    messages = check_messages(placed, schedule.placement)
+    if messages:
+        raise ScheduleError(*messages)
+    return replace(schedule, overlaps=tuple(overlaps)) if any(overlaps) else schedule
 
 
-def to_csv(schedule: Schedule) -> str:
+def to_csv(schedule: Schedule, *, communications: bool = False) -> str:
     """Return a schedule as CSV text that `parse_csv` and torch read back.
 
-    >>> from ppdsl.schedule.table import Schedule
+    Args:
+        schedule: Any schedule; its overlaps are written as torch's `OVERLAP_F_B` cells.
+        communications: Whether to add what torch adds to run it: messages between the stages of a chain, and when
+            parameters are gathered, released and reduced.
+
+    Raises:
+        ScheduleError: With `communications`, ranks wait for each other.
+
     >>> print(to_csv(from_rows([["0F0", "0B0"], ["1F0", "1B0"]])), end="")
     0F0,0B0
     1F0,1B0
     """
-    return "".join(",".join(map(str, row)) + "\n" for row in schedule.rows)
+    rows = [joined(row, pairs) for row, pairs in zip_longest(schedule.rows, schedule.overlaps, fillvalue=())]
+    if communications:
+        return "".join(",".join(row) + "\n" for row in with_messages(rows, schedule.placement, schedule.microbatches))
+    return "".join(",".join(map(cell_text, row)) + "\n" for row in rows)
 
 
-def _bad_cell(name: str, line: int, column: int, cell: str, text: str) -> Diagnostic:
-    span = Span(name, line, column, line, column + len(cell))
+def _bad_cell(span: Span, cell: str, text: str) -> Diagnostic:
     message = f"A cell of a schedule is one action. Found {cell!r}."
-    help_text = _HELP
-    if "OVERLAP" in cell:
-        help_text = "write the overlapped actions in cells of their own; overlapping is the runtime's choice"
-    # Text that is no file yet is not known to linecache, so its line is drawn here.
-    excerpt = None
-    if not linecache.getline(name, line):
-        gutter = " " * len(str(line))
-        carets = " " * (column - 1) + "^" * len(cell)
-        excerpt = f"{gutter} |\n{line} | {text}\n{gutter} | {carets}"
-    return Diagnostic("not-an-action", message, labels=(Label(span),), help=help_text, excerpt=excerpt)
+    return cell_finding("not-an-action", message, why_not(cell), span, text)
 
 
 def _schedule(rows: Sequence[tuple[Action, ...]], name: str, findings: list[Diagnostic]) -> Schedule:

@@ -17,6 +17,7 @@ from ppdsl.schedule.flow import Flow, Made
 __all__ = ["backward_order", "forward_order", "merge_orders"]
 
 _TICKS = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: 2, ActionKind.INPUT_GRAD: 1, ActionKind.WEIGHT_GRAD: 1}
+_URGENCY = {ActionKind.BACKWARD: 0, ActionKind.INPUT_GRAD: 0, ActionKind.FORWARD: 1, ActionKind.WEIGHT_GRAD: 2}
 
 
 def forward_order(stage: int, microbatches: int) -> tuple[Action, ...]:
@@ -39,9 +40,9 @@ def merge_orders(
 ) -> tuple[tuple[Action, ...], ...]:
     """Return for each rank one order of all its stages' actions.
 
-    Backwards come first, then forwards, each by micro-batch, then by the longest way still to go. Equal stages are
-    assumed (forward 1, backward 2). A backward of a stage without backward takes no time and no place in the row: it
-    only says when a micro-batch leaves the stage, so that orders can limit how many are under way.
+    Backwards come first, then forwards, then weight gradients, each by micro-batch, then by the longest way still to
+    go. Equal stages are assumed (forward 1, backward 2). A backward of a stage without backward takes no time and no
+    place in the row: it only says when a micro-batch leaves the stage, so that orders can limit how many are under way.
 
     Args:
         orders: For each stage its actions in the order it must run them.
@@ -58,8 +59,21 @@ def merge_orders(
     0F0 0F1 2F0 2F1 0F2 2F2
     1F0 1F1 1F2
     """
+    if len(set(placement)) == len(placement):
+        return _alone(orders, flow, placement, ranks)
     state = _Merge(orders, flow, placement, ranks, forwards_done=forwards_done)
     return state.run()
+
+
+def _alone(
+    orders: Sequence[Sequence[Action]], flow: Flow, placement: Sequence[int], ranks: int
+) -> tuple[tuple[Action, ...], ...]:
+    """With one stage on each rank there is nothing to merge."""
+    rows: list[tuple[Action, ...]] = [()] * ranks
+    for order, rank, backward in zip(orders, placement, flow.has_backward, strict=True):
+        forwards = order if backward else [action for action in order if action.kind is ActionKind.FORWARD]
+        rows[rank] = tuple(forwards)
+    return tuple(rows)
 
 
 @dataclass(slots=True)
@@ -141,7 +155,7 @@ class _Merge:
             self._finish(candidate)
             return
         tail = self.flow.depths[stage] if kind is ActionKind.FORWARD else self.flow.heads[stage]
-        urgency = (kind is ActionKind.FORWARD, candidate.microbatch, -tail, stage)
+        urgency = (_URGENCY[kind], candidate.microbatch, -tail, stage)
         heapq.heappush(self.ready[self.placement[stage]], (urgency, candidate))
 
     def _finish(self, finished: Action) -> None:

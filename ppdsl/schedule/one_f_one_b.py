@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ppdsl.graph.ir import StageGraph
-from ppdsl.schedule.action import Action, ActionKind, action_of
-from ppdsl.schedule.flow import depths_in_ranks, flow_of
-from ppdsl.schedule.merging import merge_orders
+from ppdsl.schedule.action import Action
+from ppdsl.schedule.depth_rule import by_depth
 
 __all__ = ["one_f_one_b"]
 
@@ -20,12 +19,7 @@ def one_f_one_b(
     A stage with `d` stages on its longest path to the end, itself included, runs `d - 1` forwards first, so it never
     holds more than `d` micro-batches. Neighbours on one rank work as one and count once. For equal stages, one on each
     rank, a step takes `(m + D - 1)(F + B)` with `D` the largest depth, which is the least possible. A chain of `p`
-    stages is the 1F1B everybody knows.
-
-    Why no order of this kind can deadlock: give forward `k` of a stage the time `2k + D - d` and its backward the time
-    `2k + D + d - 1`. A stage's own order only ever goes to a later time, and data flow never to an earlier one; at
-    equal times there is only data flow, forward or backward, which has no circle. On a rank with several stages the
-    orders of its stages are merged, which keeps this true (see `merging`).
+    stages is the 1F1B everybody knows. Why it cannot deadlock: see `depth_rule`.
 
     Args:
         graph: Any stage graph; a stage without backward only runs forward.
@@ -43,17 +37,4 @@ def one_f_one_b(
     1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3
     2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3
     """
-    flow = flow_of(graph)
-    depths = depths_in_ranks(flow, placement)
-    orders = [_stage_order(s, depth, microbatches) for s, depth in enumerate(depths)]
-    return merge_orders(orders, flow, placement, ranks)
-
-
-def _stage_order(stage: int, depth: int, microbatches: int) -> tuple[Action, ...]:
-    warm_up = min(depth - 1, microbatches)
-    order = [action_of(stage, ActionKind.FORWARD, m) for m in range(warm_up)]
-    for microbatch in range(warm_up, microbatches):
-        order.append(action_of(stage, ActionKind.FORWARD, microbatch))
-        order.append(action_of(stage, ActionKind.BACKWARD, microbatch - warm_up))
-    order += [action_of(stage, ActionKind.BACKWARD, m) for m in range(microbatches - warm_up, microbatches)]
-    return tuple(order)
+    return by_depth(graph, placement, microbatches, ranks)

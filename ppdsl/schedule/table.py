@@ -19,6 +19,8 @@ class Schedule:
         placement: For each stage index its rank.
         microbatches: Number of micro-batches in a step.
         forward_only: Whether the step has no backward.
+        overlaps: For each rank the positions of actions that may run together with the one after them (DualPipeV's
+            pairs of a forward and a backward); empty: none on any rank. Rows keep them in sequence.
     """
 
     name: str
@@ -26,6 +28,7 @@ class Schedule:
     placement: tuple[int, ...]
     microbatches: int
     forward_only: bool = False
+    overlaps: tuple[tuple[int, ...], ...] = ()
 
     @property
     def ranks(self) -> int:

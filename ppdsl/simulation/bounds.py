@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ppdsl.graph.ir import StageGraph
-from ppdsl.schedule.action import Action, ActionKind
-from ppdsl.schedule.flow import flow_of
+from ppdsl.schedule.action import ActionKind
 from ppdsl.schedule.table import Schedule
 from ppdsl.simulation.costs import Costs
-from ppdsl.simulation.simulator import arrival_delays
+from ppdsl.simulation.memory_bound import memory_bound
+from ppdsl.simulation.network import Kinds, network_of
 from ppdsl.units import Seconds
 
 __all__ = ["Bounds", "lower_bounds"]
@@ -23,19 +25,28 @@ class Bounds:
     Attributes:
         critical_path: The longest chain of computations and messages, in seconds.
         jackson: The largest one-machine bound of any rank: its computations, each not before its head and followed by
-            its tail, with interruptions allowed.
+            its tail, with interruptions allowed. Never below the work of a rank.
+        memory: What limits on activations allow (`memory_bound`), in seconds; 0 without limits.
     """
 
     critical_path: Seconds
     jackson: Seconds
+    memory: Seconds = Seconds(0.0)
 
     @property
     def best(self) -> Seconds:
-        """The larger one."""
-        return max(self.critical_path, self.jackson)
+        """The largest one."""
+        return max(self.critical_path, self.jackson, self.memory)
 
 
-def lower_bounds(schedule: Schedule, graph: StageGraph, costs: Costs) -> Bounds:
+def lower_bounds(
+    schedule: Schedule,
+    graph: StageGraph,
+    costs: Costs,
+    *,
+    limits: Sequence[float] | None = None,
+    weights: Sequence[float] | None = None,
+) -> Bounds:
     """Return lower bounds for the schedule's computations on its placement, in any order.
 
     Micro-batches are alike, so every stage may be assumed to take them in order without loss; this makes heads and
@@ -45,6 +56,8 @@ def lower_bounds(schedule: Schedule, graph: StageGraph, costs: Costs) -> Bounds:
         schedule: Says which computations there are (B, or I and W) and on which ranks.
         graph: The stages and the values between them.
         costs: Seconds of computations and messages.
+        limits: For each rank what it may hold of activations; None: any amount.
+        weights: For each stage what its activation of one micro-batch takes; None: 1.
 
     Source:
         Jackson 1955; Carlier 1982, "The one-machine sequencing problem".
@@ -55,55 +68,52 @@ def lower_bounds(schedule: Schedule, graph: StageGraph, costs: Costs) -> Bounds:
     >>> graph = chain_graph(4)
     >>> order = build_schedule("sequential", graph, (0, 1, 2, 3), microbatches=8)
     >>> lower_bounds(order, graph, uniform_costs(graph))
-    Bounds(critical_path=26.0, jackson=33.0)
+    Bounds(critical_path=26.0, jackson=33.0, memory=0.0)
     """
-    network = _Network(schedule, graph, costs)
-    path = max((h + d + t for h, d, t in zip(network.heads, network.times, network.tails, strict=True)), default=0.0)
-    jackson = 0.0
-    for rank in range(schedule.ranks):
-        jobs = [
-            (network.heads[i], network.times[i], network.tails[i])
-            for i, action in enumerate(network.actions)
-            if schedule.placement[action.stage] == rank
-        ]
-        jackson = max(jackson, _jackson(jobs))
-    return Bounds(Seconds(path), Seconds(jackson))
+    path = 0.0
+    jobs: list[list[tuple[float, float, float]]] = [[] for _ in range(schedule.ranks)]
+    memory = Seconds(0.0)
+    units = (1.0,) * len(graph.stages) if weights is None else weights
+    for kinds, count in _alike(schedule, graph):
+        if limits is not None:
+            own = memory_bound(graph, schedule.placement, costs, kinds, count, limits, units)
+            memory = max(memory, own)
+        network = network_of(graph, schedule.placement, costs, kinds, count)
+        for (stage, kind), heads in network.heads.items():
+            seconds = network.seconds[stage, kind]
+            timed = [(h, seconds, t) for h, t in zip(heads, network.tails[stage, kind], strict=True)]
+            path = max(path, max((h + seconds + t for h, _, t in timed), default=0.0))
+            jobs[schedule.placement[stage]] += timed
+    return Bounds(Seconds(path), Seconds(max(map(_jackson, jobs), default=0.0)), memory)
 
 
-class _Network:
-    """All computations with the least time before them (head) and after them (tail)."""
-
-    def __init__(self, schedule: Schedule, graph: StageGraph, costs: Costs) -> None:
-        flow = flow_of(graph)
-        delays = arrival_delays(schedule, graph, costs)
-        # Forwards along the model, then gradients against it, then weights: a topological order of the computations.
-        phases = {ActionKind.FORWARD: 0, ActionKind.BACKWARD: 1, ActionKind.INPUT_GRAD: 1, ActionKind.WEIGHT_GRAD: 2}
-
-        def order(action: Action) -> tuple[int, int, int]:
-            phase = phases[action.kind]
-            return phase, action.stage if phase == 0 else -action.stage, action.microbatch
-
-        self.actions = sorted((action for row in schedule.rows for action in row), key=order)
-        self.times = [float(costs.of(action)) for action in self.actions]
-        maker = {made: i for i, action in enumerate(self.actions) if (made := flow.makes(action)) is not None}
-        arcs: list[list[tuple[int, float]]] = []
-        previous: dict[tuple[int, ActionKind], int] = {}
-        for i, action in enumerate(self.actions):
-            before = [
-                (maker[need], delays.get((need.gradient, need.stage, action.stage), 0.0)) for need in flow.needs(action)
-            ]
-            key = (action.stage, action.kind)
-            if key in previous:
-                before.append((previous[key], 0.0))
-            previous[key] = i
-            arcs.append(before)
-        self.heads = [0.0] * len(self.actions)
-        self.tails = [0.0] * len(self.actions)
-        for i, before in enumerate(arcs):
-            self.heads[i] = max((self.heads[j] + self.times[j] + c for j, c in before), default=0.0)
-        for i in reversed(range(len(arcs))):
-            for j, c in arcs[i]:
-                self.tails[j] = max(self.tails[j], c + self.times[i] + self.tails[i])
+def _alike(schedule: Schedule, graph: StageGraph) -> Iterator[tuple[Kinds, int]]:
+    """Yield what stages run, and for how many micro-batches; usually all are alike."""
+    whole = [bytearray(schedule.microbatches) for _ in graph.stages]
+    weights = [bytearray(schedule.microbatches) for _ in graph.stages]
+    backward = False
+    for row in schedule.rows:
+        for action in row:
+            if action.kind is ActionKind.BACKWARD:
+                whole[action.stage][action.microbatch] = backward = True
+            elif action.kind is ActionKind.WEIGHT_GRAD:
+                weights[action.stage][action.microbatch] = backward = True
+            elif action.kind is ActionKind.INPUT_GRAD:
+                backward = True
+    patterns = Counter(zip(*whole, *weights, strict=True))
+    stages = len(graph.stages)
+    for pattern, count in patterns.items():
+        kinds: list[tuple[ActionKind, ...]] = []
+        for stage in graph.stages:
+            if not backward or not stage.has_backward:
+                kinds.append((ActionKind.FORWARD,))
+            elif pattern[stage.index]:
+                kinds.append((ActionKind.FORWARD, ActionKind.BACKWARD))
+            elif pattern[stages + stage.index]:
+                kinds.append((ActionKind.FORWARD, ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD))
+            else:
+                kinds.append((ActionKind.FORWARD, ActionKind.INPUT_GRAD))
+        yield tuple(kinds), count
 
 
 def _jackson(jobs: list[tuple[float, float, float]]) -> float:

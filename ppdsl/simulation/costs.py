@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -11,7 +12,7 @@ from ppdsl.schedule.action import Action, ActionKind
 from ppdsl.timeline import Timeline
 from ppdsl.units import Bytes, Seconds
 
-__all__ = ["Costs", "flop_costs", "measured_costs", "uniform_costs"]
+__all__ = ["Costs", "flop_costs", "measured_costs", "stage_costs", "uniform_costs"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ def uniform_costs(
 ) -> Costs:
     """Return the same costs for every stage, as papers assume them; B is I and W together.
 
+    A stage without weights to train has no W, and its B costs what its I costs.
+
     Args:
         graph: The stages and edges.
         forward: Seconds of F.
@@ -86,7 +89,8 @@ def uniform_costs(
     >>> costs.forward, costs.backward, costs.transfer(0)
     ((1.0, 1.0), (2.0, 2.0), 0.5)
     """
-    return _costs(graph, [(forward, input_grad, weight_grad)] * len(graph.stages), latency, math.inf)
+    stages = [(forward, input_grad, weight_grad if stage.trainable else 0.0) for stage in graph.stages]
+    return _costs(graph, stages, latency, math.inf)
 
 
 def flop_costs(
@@ -118,6 +122,49 @@ def flop_costs(
     def seconds(stage: Stage) -> tuple[float, float, float]:
         work = stage.flops / flops_per_second
         return work + overhead, work + overhead, work if stage.trainable else 0.0
+
+    return _costs(graph, [seconds(stage) for stage in graph.stages], latency, bandwidth)
+
+
+def stage_costs(
+    graph: StageGraph,
+    forward: Mapping[int | str, float],
+    *,
+    input_grad: Mapping[int | str, float] | None = None,
+    weight_grad: Mapping[int | str, float] | None = None,
+    latency: float = 0.0,
+    bandwidth: float = math.inf,
+) -> Costs:
+    """Return costs from the seconds of each stage, as a profile gives them.
+
+    Args:
+        graph: The stages and edges.
+        forward: Seconds of F by stage key; visits of one stage cost the same.
+        input_grad: Seconds of I; None, or a key left out: as F.
+        weight_grad: Seconds of W; None, or a key left out: as F. A stage without weights to train has none.
+        latency: Seconds before a message's first byte arrives.
+        bandwidth: Bytes per second between two ranks.
+
+    Raises:
+        ValueError: A stage has no seconds of F, or seconds are given for a stage that there is not.
+
+    >>> from ppdsl.graph.shapes import chain_graph
+    >>> stage_costs(chain_graph(2), {0: 3, 1: 1}, input_grad={0: 2}).backward
+    (5.0, 2.0)
+    """
+    keys = {stage.key for stage in graph.stages}
+    given = {"F": forward, "I": input_grad or {}, "W": weight_grad or {}}
+    unknown = sorted({str(key) for table in given.values() for key in table if key not in keys})
+    missing = sorted(str(key) for key in keys if key not in forward)
+    if unknown or missing:
+        wrong = [f"stage {key} is not in the graph" for key in unknown]
+        wrong += [f"stage {key} has no seconds of F" for key in missing]
+        raise ValueError("; ".join(wrong))
+
+    def seconds(stage: Stage) -> tuple[float, float, float]:
+        f = float(forward[stage.key])
+        w = float(given["W"].get(stage.key, f)) if stage.trainable else 0.0
+        return f, float(given["I"].get(stage.key, f)), w
 
     return _costs(graph, [seconds(stage) for stage in graph.stages], latency, bandwidth)
 

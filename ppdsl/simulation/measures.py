@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from ppdsl.plan.lifetimes import Peak, peak_activations
 from ppdsl.plan.messages import MessagePlan
 from ppdsl.plan.verify import Planned
+from ppdsl.schedule.action import ActionKind
 from ppdsl.simulation.bounds import Bounds, lower_bounds
 from ppdsl.simulation.costs import Costs, measured_costs, uniform_costs
-from ppdsl.simulation.simulator import simulate
+from ppdsl.simulation.simulator import period, simulate
 from ppdsl.timeline import Timeline
 from ppdsl.units import Bytes, Seconds
 
@@ -29,7 +30,10 @@ class Metrics:
         bubble: Share of all ranks' time in which they wait, from 0 to 1.
         spans: For each rank the seconds from its first start to its last end.
         span_idle: For each rank the seconds it waits within its span.
-        peaks: For each rank the most activations it holds.
+        peaks: For each rank the most activations it holds, each from its F to its last use.
+        peaks_until_input_grad: The same, as if I freed them, which is how some papers count.
+        period: Seconds from one step to the next when steps follow each other without a barrier.
+        period_bubble: Share of all ranks' time in which they then wait, from 0 to 1.
         messages: Number of messages between ranks.
         message_bytes: Their size together.
         bounds: What no order of the same computations on the same ranks can beat.
@@ -40,6 +44,9 @@ class Metrics:
     spans: tuple[Seconds, ...]
     span_idle: tuple[Seconds, ...]
     peaks: tuple[Peak, ...]
+    peaks_until_input_grad: tuple[Peak, ...]
+    period: Seconds
+    period_bubble: float
     messages: int
     message_bytes: Bytes
     bounds: Bounds
@@ -73,6 +80,8 @@ def metrics(planned: Planned | MessagePlan, timeline: Timeline | None = None, co
         costs = measured_costs(timeline, plan.graph) if timeline is not None and measured else uniform_costs(plan.graph)
     timeline = timeline or simulate(plan, costs)
     spans = timeline.spans
+    between = period(plan.schedule, plan.graph, costs)
+    work = sum(float(costs.of(action)) for row in plan.schedule.rows for action in row)
     sent = [message.bytes for message in plan.messages]
     return Metrics(
         makespan=timeline.makespan,
@@ -80,6 +89,9 @@ def metrics(planned: Planned | MessagePlan, timeline: Timeline | None = None, co
         spans=spans,
         span_idle=tuple(Seconds(span - busy) for span, busy in zip(spans, timeline.busy, strict=True)),
         peaks=peak_activations(plan.schedule, plan.graph),
+        peaks_until_input_grad=peak_activations(plan.schedule, plan.graph, until=ActionKind.INPUT_GRAD),
+        period=between,
+        period_bubble=1.0 - work / (between * plan.schedule.ranks) if between else 0.0,
         messages=len(sent),
         message_bytes=Bytes(sum(sent)),
         bounds=lower_bounds(plan.schedule, plan.graph, costs),

@@ -13,23 +13,23 @@ from ppdsl.graph.ir import StageGraph
 from ppdsl.graph.shapes import chain_graph, shape_graph
 from ppdsl.plan import Compute, Direction, Free, Message, Recv, Send, Wait, lower, rendezvous, verify_plan
 from ppdsl.schedule import build_schedule, carries_gradient, families, from_rows
-from tests.schedule.shapes import microbatches, placed_graphs
+from tests.schedule.shapes import microbatches, placed_for, placed_graphs
 
 NAMES = list(families())
 Placed = tuple[StageGraph, tuple[int, ...]]
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(placed=placed_graphs(), m=microbatches, lookahead=st.integers(1, 4))
-def test_no_law_of_plans_is_broken(name: str, placed: Placed, m: int, lookahead: int) -> None:
-    graph, placement = placed
+@given(data=st.data(), m=microbatches, lookahead=st.integers(1, 4))
+def test_no_law_of_plans_is_broken(name: str, data: st.DataObject, m: int, lookahead: int) -> None:
+    graph, placement = data.draw(placed_for(name))
     assert verify_plan(lower(build_schedule(name, graph, placement, m), graph, lookahead=lookahead)) == ()
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(placed=placed_graphs(), m=microbatches)
-def test_each_edge_travels_once_to_each_consumer_on_another_rank(name: str, placed: Placed, m: int) -> None:
-    graph, placement = placed
+@given(data=st.data(), m=microbatches)
+def test_each_edge_travels_once_to_each_consumer_on_another_rank(name: str, data: st.DataObject, m: int) -> None:
+    graph, placement = data.draw(placed_for(name))
     plan = lower(build_schedule(name, graph, placement, m), graph)
     found = Counter((x.edge, x.consumer, x.direction) for x in plan.messages)
     for edge in graph.edges:
@@ -41,9 +41,9 @@ def test_each_edge_travels_once_to_each_consumer_on_another_rank(name: str, plac
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(placed=placed_graphs(), m=microbatches)
-def test_a_receive_is_posted_before_the_waits_of_the_computation_ahead(name: str, placed: Placed, m: int) -> None:
-    graph, placement = placed
+@given(data=st.data(), m=microbatches)
+def test_a_receive_is_posted_before_the_waits_of_the_computation_ahead(name: str, data: st.DataObject, m: int) -> None:
+    graph, placement = data.draw(placed_for(name))
     for row in lower(build_schedule(name, graph, placement, m), graph).rows:
         blocks: list[list[object]] = [[]]  # what stands before, and around, each computation
         for step in row:

@@ -12,7 +12,7 @@ from ppdsl.diagnostics import render_plain
 from ppdsl.graph.shapes import chain_graph, shape_graph
 from ppdsl.plan import Message, MessagePlan, Recv, Send, Step, Wait, lower, verify_plan
 from ppdsl.schedule import build_schedule, families
-from tests.schedule.shapes import placed_graphs
+from tests.schedule.shapes import placed_for
 
 
 def finishes(plan: MessagePlan) -> bool:
@@ -57,7 +57,7 @@ def post_late(row: tuple[Step, ...], by: int) -> tuple[Step, ...]:
 
 @given(data=st.data(), name=st.sampled_from(list(families())), m=st.integers(1, 5))
 def test_the_verdict_is_that_of_channels_without_capacity(data: st.DataObject, name: str, m: int) -> None:
-    graph, placement = data.draw(placed_graphs())
+    graph, placement = data.draw(placed_for(name))
     plan = lower(build_schedule(name, graph, placement, m), graph)
     assert finishes(plan)
     delays = data.draw(st.lists(st.integers(0, 12), min_size=len(plan.rows), max_size=len(plan.rows)))

@@ -157,3 +157,19 @@ def test_the_plain_model_runs_as_before_after_a_recording(toy: Toy) -> None:
     model = build(toy)
     record_call(model, args, kwargs)
     assert torch.equal(model(*args, **kwargs), expected)
+
+
+def test_a_compiled_module_stays_compiled() -> None:
+    torch.compiler.reset()
+
+    class Compiled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.compile(nn.Linear(4, 4), backend="aot_eager")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x)
+
+    model, x = Compiled(), torch.zeros(2, 4)
+    record_call(model, (x,))
+    assert "Compiled" in type(model(x).grad_fn).__name__

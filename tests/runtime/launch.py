@@ -16,16 +16,16 @@ WORKER = Path(__file__).with_name("worker.py")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
-def launch(processes: int, *arguments: str, seconds: float = 120.0) -> Finished:
+def launch(processes: int, *arguments: str, seconds: float = 120.0, worker: Path = WORKER) -> Finished:
     """Run the worker on that many processes under torchrun; more than `seconds` is a failure of the test."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
-        str(WORKER), *arguments,
+        str(worker), *arguments,
     ]  # fmt: skip
     return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=seconds, check=False)
 
 
-def launch_bare(processes: int, *arguments: str, seconds: float = 120.0) -> list[str]:
+def launch_bare(processes: int, *arguments: str, seconds: float = 120.0, worker: Path = WORKER) -> list[str]:
     """Run the worker on that many processes that nothing looks after; return what each said.
 
     A launcher ends all processes when it sees that one has died, mostly before they have said what they saw.
@@ -36,7 +36,7 @@ def launch_bare(processes: int, *arguments: str, seconds: float = 120.0) -> list
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
     started = [
         subprocess.Popen(
-            [sys.executable, str(WORKER), *arguments],
+            [sys.executable, str(worker), *arguments],
             env={**ENVIRONMENT, **shared, "RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -41,7 +41,7 @@ def assert_same(name: str, actual: torch.Tensor | None, expected: torch.Tensor |
         torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10, msg=name)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "sequential"])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "sequential", "zero_bubble(h1)", "zero_bubble(h2)"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_equals_the_plain_loop(name: str, schedule: str) -> None:
     case = CASES[name]

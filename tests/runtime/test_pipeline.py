@@ -251,14 +251,19 @@ def test_explain_is_plain_data_about_stages_ranks_edges_and_ties() -> None:
 
 
 BAD_CHOICES = {
-    "no-spec": (
+    "unreadable-spec": (
         {"spec": "net.ppspec"},
-        "error[no-spec]: spec= is not supported yet.\nhelp: mark the model with pp.stage, pp.cutpoint or pp.begin",
+        "error[unreadable-spec]: net.ppspec cannot be read: no such file or directory.\n"
+        "help: give the path of a .ppspec file",
+    ),
+    "no-spec": (
+        {"spec": 3},
+        "error[no-spec]: spec= is neither a path nor a partition, but 3.\nhelp: give the path of a .ppspec file",
     ),
     "unknown-reduction": (
         {"reduction": "median"},
         "error[unknown-reduction]: There is no reduction 'median'.\n"
-        "help: one of: mean, sum, or a function that returns a micro-batch's weight",
+        "help: one of: mean, sum, token_mean, or a function that returns a micro-batch's weight",
     ),
     "no-microbatches": (
         {"microbatches": 0},

@@ -5,10 +5,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ppdsl.diagnostics import RunError, ScheduleError
+from ppdsl.diagnostics import PpdslWarning, RunError
 from ppdsl.graph.ir import Edge
 from ppdsl.plan.lowering import lower
 from ppdsl.runtime.compiled import Compiled
+from ppdsl.runtime.explanation import explain
 from ppdsl.runtime.inprocess import InProcessWorld
 from ppdsl.schedule.action import parse_action
 from ppdsl.schedule.registry import build_schedule
@@ -148,15 +149,67 @@ def test_gradients_of_several_consumers_are_added_in_the_order_of_stages(placeme
     assert model.weight.grad.item() == 3.0
 
 
-def test_a_split_backward_is_refused_with_what_to_do() -> None:
-    recording, _, _ = two_stages()
-    rows = (("0F0", "0I0", "0W0"), ("1F0", "1B0"))
+def split(recording: HandMade, x: torch.Tensor, rows: tuple[tuple[str, ...], ...], microbatches: int = 2) -> Compiled:
+    world = InProcessWorld()
     actions = tuple(tuple(map(parse_action, row)) for row in rows)
-    plan = lower(Schedule("mine", actions, (0, 1), 1), recording.graph)
-    compiled = Compiled(recording, plan, InProcessWorld())
-    with pytest.raises(ScheduleError) as caught:
-        print(compiled.executors)
-    assert str(caught.value) == (
-        "error[split-backward]: Action 0I0 splits a backward into input and weight gradients.\n"
-        "help: this version runs whole backwards: use a schedule with B, such as 1f1b or gpipe"
+    plan = lower(Schedule("mine", actions, (0, 1), microbatches), recording.graph)
+    compiled = Compiled(recording, plan, world)
+    compiled.begin([(x,)] * microbatches, [1.0] * microbatches, keep_outputs=False, measure=False)
+    world.run(compiled.executors)
+    return compiled
+
+
+def test_split_and_whole_backwards_of_one_stage_give_the_sum_of_whole_ones() -> None:
+    recording, _, x = two_stages()
+    run(recording, x)
+    expected = [parameter.grad for parameter in recording.model.parameters()]
+    recording.model.zero_grad()
+    split(recording, x, (("0F0", "0F1", "0I0", "0B1", "0W0"), ("1F0", "1F1", "1I0", "1B1", "1W0")))
+    for parameter, gradient in zip(recording.model.parameters(), expected, strict=True):
+        assert torch.equal(parameter.grad, gradient)
+
+
+def test_weight_gradients_come_with_w_and_the_gradient_of_the_input_leaves_with_i() -> None:
+    recording, _, x = two_stages()
+    compiled = split(recording, x, (("0F0", "0I0", "0W0"), ("1F0", "1I0", "1W0")), microbatches=1)
+    order = [str(step) for step in compiled.plan.rows[1]]
+    assert order.index("1I0") < order.index("send(edge 0 B0 of stage 1)") < order.index("1W0")
+    assert recording.model.weight.grad is not None
+
+
+def test_a_stage_that_cannot_be_split_says_so_once() -> None:
+    model = torch.nn.Linear(3, 3)
+    x = torch.randn(2, 3)
+
+    def head(h: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (Product.apply(h, model.weight).sum(),)
+
+    parts = [Part(0, lambda x: (x * model.bias,), ["x"], ["h"], ["bias"]), Part(1, head, ["h"], ["loss"], ["weight"])]
+    recording = hand_made(model, parts, {"x": x}, loss="loss")
+    rows = (("0F0", "0F1", "0I0", "0I1", "0W0", "0W1"), ("1F0", "1F1", "1I0", "1I1", "1W0", "1W1"))
+    message = (
+        "Stage 1 cannot split the backward of `ProductBackward`: its weight gradients are computed with the input "
+        "gradients."
     )
+    with pytest.warns(PpdslWarning) as caught:
+        compiled = split(recording, x, rows)
+    assert [str(warning.message) for warning in caught] == [f"warning[backward-not-split]: {message}"]
+    assert explain(compiled)["warnings"] == [message]
+    expected = model.weight.grad
+    model.zero_grad()
+    run(recording, x)
+    assert torch.equal(model.weight.grad, expected)
+
+
+class Product(torch.autograd.Function):
+    """Computes both gradients whatever is asked for."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight = ctx.saved_tensors
+        return gradient @ weight.t(), x.t() @ gradient

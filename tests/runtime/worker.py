@@ -15,6 +15,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import ppdsl as pp
+from ppdsl.runtime.distributed import DistributedWorld
+from tests.runtime.delays import slow_transport
+from tests.runtime.every_family import run_all
 from tests.runtime.models import CASES, Base, batch_of, pipeline_of
 
 
@@ -283,6 +286,13 @@ def traffic() -> None:
     work.wait()
     say(theirs.tolist())
     say(torch.equal(pipe.step(*inputs, targets=targets).loss, loss))
+
+
+def every_schedule() -> None:
+    """Every schedule on every shape, with messages that take their time, equals the plain loop."""
+    ranks = dist.get_world_size()
+    DistributedWorld.transport = slow_transport
+    say("\n".join(run_all(2 * ranks, ranks, 2 * ranks, timeout=30.0)) or "equal")
 
 
 if __name__ == "__main__":

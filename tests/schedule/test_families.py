@@ -14,6 +14,7 @@ from ppdsl.graph.ir import StageGraph
 from ppdsl.graph.shapes import chain_graph, shape_graph
 from ppdsl.plan import peak_activations
 from ppdsl.schedule import build_schedule, from_rows, parse_csv, registry, to_csv
+from ppdsl.schedule.registry import schedule_names
 from tests.schedule.shapes import microbatches
 
 DATA = Path(__file__).parent.parent / "data"
@@ -88,7 +89,7 @@ def test_an_unknown_name_gets_the_nearest_one() -> None:
         build_schedule("1f1d", chain_graph(2), (0, 1), 2)
     assert str(caught.value) == (
         "error[unknown-schedule]: There is no schedule named '1f1d'.\n"
-        "help: did you mean '1f1b'? all schedules: 1f1b, gpipe, sequential, forward_only"
+        f"help: did you mean '1f1b'? all schedules: {', '.join(schedule_names())}"
     )
 
 
@@ -96,8 +97,7 @@ def test_a_name_like_no_other_gets_the_list() -> None:
     with pytest.raises(ScheduleError) as caught:
         build_schedule("zzz", chain_graph(2), (0, 1), 2)
     assert str(caught.value) == (
-        "error[unknown-schedule]: There is no schedule named 'zzz'.\n"
-        "help: one of: 1f1b, gpipe, sequential, forward_only"
+        f"error[unknown-schedule]: There is no schedule named 'zzz'.\nhelp: one of: {', '.join(schedule_names())}"
     )
 
 
@@ -154,12 +154,21 @@ def test_a_cell_of_a_file_is_shown_once(tmp_path: Path) -> None:
     assert str(caught.value).count("1 | 0F0,nothing") == 1
 
 
-def test_overlapped_cells_are_refused_with_what_to_write() -> None:
+def test_overlapped_cells_become_neighbours_and_are_written_again() -> None:
+    text = "0F0,0F1,1F0,(1F1;1B0)OVERLAP_F_B,1B1,0B0,0B1\n"
+    schedule = parse_csv(text, name="own.csv")
+    assert str(schedule) == "rank 0 | 0F0 0F1 1F0 1F1 1B0 1B1 0B0 0B1"
+    assert schedule.overlaps == ((3,),)
+    assert to_csv(schedule) == text
+
+
+@pytest.mark.parametrize(
+    "cell", ["(0F1;0B0;0F2)OVERLAP_F_B", "(0F1)OVERLAP_F_B", "(0B0;0F1)OVERLAP_F_B", "0F1OVERLAP_F_B"]
+)
+def test_other_overlaps_are_refused_with_what_to_write(cell: str) -> None:
     with pytest.raises(ScheduleError) as caught:
-        parse_csv("(0F1;3B0)OVERLAP_F_B", name="own.csv")
-    assert str(caught.value).endswith(
-        "help: write the overlapped actions in cells of their own; overlapping is the runtime's choice"
-    )
+        parse_csv(f"0F0,{cell}", name="own.csv")
+    assert str(caught.value).endswith("help: write a forward and a backward that run together as (0F1;3B0)OVERLAP_F_B")
 
 
 def test_a_stage_on_two_ranks_is_refused() -> None:

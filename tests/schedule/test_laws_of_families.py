@@ -6,50 +6,53 @@ from collections import Counter
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from ppdsl.graph.ir import StageGraph
 from ppdsl.plan import peak_activations, verify_schedule
 from ppdsl.schedule import ActionKind, build_schedule, families, flow_of, parse_csv, to_csv
 from ppdsl.schedule.flow import depths_in_ranks
-from tests.schedule.shapes import microbatches, placed_graphs, spread_graphs
+from tests.schedule.shapes import microbatches, placed_for, placed_graphs, spread_graphs
 
 NAMES = list(families())
 Placed = tuple[StageGraph, tuple[int, ...]]
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(placed=placed_graphs(), m=microbatches)
-def test_no_law_is_broken(name: str, placed: Placed, m: int) -> None:
-    graph, placement = placed
+@given(data=st.data(), m=microbatches)
+def test_no_law_is_broken(name: str, data: st.DataObject, m: int) -> None:
+    graph, placement = data.draw(placed_for(name))
     assert verify_schedule(build_schedule(name, graph, placement, m), graph) == ()
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(placed=placed_graphs(), m=microbatches)
-def test_each_microbatch_passes_each_stage_once(name: str, placed: Placed, m: int) -> None:
-    graph, placement = placed
+@given(data=st.data(), m=microbatches)
+def test_each_microbatch_passes_each_stage_once(name: str, data: st.DataObject, m: int) -> None:
+    graph, placement = data.draw(placed_for(name))
     schedule = build_schedule(name, graph, placement, m)
-    done = Counter((a.stage, a.kind) for row in schedule.rows for a in row)
+    done = Counter((int(a.stage), a.kind) for row in schedule.rows for a in row)
     for stage in graph.stages:
         assert done[stage.index, ActionKind.FORWARD] == m
-        backward = stage.has_backward and families()[name].backward
-        assert done[stage.index, ActionKind.BACKWARD] == (m if backward else 0)
+        backward = m if stage.has_backward and families()[name].backward else 0
+        assert done[stage.index, ActionKind.BACKWARD] + done[stage.index, ActionKind.INPUT_GRAD] == backward
+        assert done[stage.index, ActionKind.BACKWARD] + done[stage.index, ActionKind.WEIGHT_GRAD] == backward
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(placed=placed_graphs(), m=microbatches)
-def test_building_twice_gives_the_same_text(name: str, placed: Placed, m: int) -> None:
-    graph, placement = placed
+@given(data=st.data(), m=microbatches)
+def test_building_twice_gives_the_same_text(name: str, data: st.DataObject, m: int) -> None:
+    graph, placement = data.draw(placed_for(name))
     assert str(build_schedule(name, graph, placement, m)) == str(build_schedule(name, graph, placement, m))
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(placed=spread_graphs(frozen=True), m=microbatches)
-def test_csv_text_is_read_back_unchanged(name: str, placed: Placed, m: int) -> None:
-    graph, placement = placed
+@given(data=st.data(), m=microbatches)
+def test_csv_text_is_read_back_unchanged(name: str, data: st.DataObject, m: int) -> None:
+    graph, placement = data.draw(placed_for(name, revisits=False))
     schedule = build_schedule(name, graph, placement, m)
     again = parse_csv(to_csv(schedule), name=schedule.name)
     assert (again.rows, again.placement, again.microbatches) == (schedule.rows, schedule.placement, m)
+    assert again.overlaps == schedule.overlaps
 
 
 @given(placed=placed_graphs(), m=microbatches)

@@ -1,0 +1,63 @@
+"""The schedule that a name stands for, on the ranks there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ppdsl.graph.ir import StageGraph
+from ppdsl.runtime.arranging import placement_for, placement_for_search, ranks_wanted
+from ppdsl.runtime.world import World
+from ppdsl.schedule.action import parse_action
+from ppdsl.schedule.arguments import split_name
+from ppdsl.schedule.registry import build_schedule, named_family
+from ppdsl.schedule.table import Schedule
+from ppdsl.search.auto import find_schedule
+
+__all__ = ["choose_schedule"]
+
+
+def choose_schedule(
+    name: str,
+    graph: StageGraph,
+    microbatches: int,
+    world: World,
+    placement: Mapping[int | str, int] | None,
+    *,
+    backward: bool = True,
+) -> Schedule:
+    """Return the schedule of a step.
+
+    Args:
+        name: A family's name, or `auto`, which takes the shortest that is found for equal stages.
+        graph: The stages.
+        microbatches: Number of micro-batches.
+        world: The ranks.
+        placement: Rank of each stage key; None: as the family goes.
+        backward: Whether the step has a backward; without it the forward-only schedule runs on the same placement.
+
+    Raises:
+        GraphError: The placement does not fit the stages.
+        ScheduleError: The schedule does not fit the graph.
+    """
+    keys = len({stage.key for stage in graph.stages})
+    split = split_name(name)
+    if split is None or split[0].strip().casefold() != "auto":
+        named = named_family(name)
+        ranks = world.ranks_for(ranks_wanted(named, keys), placement)
+        ranks_of = placement_for(named, graph, ranks, placement)
+        return build_schedule(name if backward else "forward_only", graph, ranks_of, microbatches, ranks)
+    ranks = world.ranks_for(keys, placement)
+    ranks_of = placement_for_search(graph, ranks, placement)
+    if not backward:
+        return build_schedule("forward_only", graph, ranks_of, microbatches, ranks)
+    found = find_schedule(name, graph, ranks_of, microbatches, ranks).schedule
+    # The solver stops by the clock, so each process may have found another one.
+    return _of_first_process(found, world) if split[1] else found
+
+
+def _of_first_process(schedule: Schedule, world: World) -> Schedule:
+    """Return the schedule that the process of rank 0 has found."""
+    text = "\n".join([schedule.name, *(" ".join(map(str, row)) for row in schedule.rows)])
+    name, *rows = world.gather(text)[0].split("\n")
+    actions = tuple(tuple(map(parse_action, row.split())) for row in rows)
+    return Schedule(name, actions, schedule.placement, schedule.microbatches)

@@ -1,0 +1,1 @@
+"""Every code that ppdsl can report, each with an example that makes it appear."""

@@ -1,0 +1,1 @@
+"""The `.ppspec` language: parser, checker, formatter, and what surrounds them."""
