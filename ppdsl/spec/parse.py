@@ -198,7 +198,15 @@ class _Recovery:
         before = words[at - 1].text if at > chunk.first else ""
         options = any(word.text == "with" for word in words[chunk.first : at])
         self.findings.append(
-            syntax_error(found, run.expected, run.span or self.place(at), before, first.text, options=options)
+            syntax_error(
+                found,
+                run.expected,
+                run.span or self.place(at),
+                before,
+                first.text,
+                options=options,
+                start=self.place(chunk.first),
+            )
         )
         return None
 

@@ -52,7 +52,14 @@ _LISTED = 14
 
 
 def syntax_error(
-    found: str, expected: Collection[str], span: Span, before: str = "", item: str = "", *, options: bool = False
+    found: str,
+    expected: Collection[str],
+    span: Span,
+    before: str = "",
+    item: str = "",
+    *,
+    options: bool = False,
+    start: Span | None = None,
 ) -> Diagnostic:
     """Return the finding for a word where the grammar wants another.
 
@@ -63,12 +70,13 @@ def syntax_error(
         before: The word before it.
         item: The first word of the item it stands in.
         options: Whether it stands among the options behind `with`.
+        start: Where the item begins.
     """
     shown = f"`{_shortened(found)}`" if found else "the end of the file"
     if item and before == item and item not in ITEM_WORDS and set(expected) <= {"EQUAL", "LBRACE"}:
         near = nearest(item, ITEM_WORDS)
         meant = f"did you mean `{near}`?" if near else "write `name = value` for a setting"
-        return Diagnostic("syntax", f"Nothing begins with `{_shortened(item)}`. Found {shown}.", (Label(span),), meant)
+        return Diagnostic("syntax", f"Nothing begins with `{_shortened(item)}`.", (Label(start or span),), meant)
     if expected and {"STAGE", "PARAM"} <= set(expected) and "COMMA" not in expected and "DOT" not in expected:
         near = nearest(found, ITEM_WORDS) if found else None
         meant = f"did you mean `{near}`?" if near and near != found else f"one of: {'  '.join(ITEM_WORDS)}"

@@ -26,6 +26,7 @@ COMPARED = [
     # Schedule, stages on each rank, torch's class.
     ("1f1b", 1, "ScheduleInterleaved1F1B"),
     ("zbv", 2, "ScheduleZBVZeroBubble"),
+    ("interleaved_1f1b", 2, "ScheduleInterleaved1F1B"),
     ("interleaved_1f1b", 8, "ScheduleInterleaved1F1B"),
 ]
 SIZES = [(8, 64), (64, 512)]

@@ -54,11 +54,11 @@ class TestCheck:
         out, err = capsys.readouterr()
         assert out.startswith("good.ppspec: fine")
         assert err == (
-            "error[syntax]: Nothing begins with `stge`. Found `a`.\n"
-            " --> bad.ppspec:1:21\n"
+            "error[syntax]: Nothing begins with `stge`.\n"
+            " --> bad.ppspec:1:16\n"
             "  |\n"
             "1 | pipeline net { stge a { x } }\n"
-            "  |                     ^\n"
+            "  |                ^^^^\n"
             "help: did you mean `stage`?\n"
         )
 
