@@ -38,7 +38,7 @@ test-current:  ## run the tests on the current torch only
 
 test-vision:  ## run the models of timm and torchvision on the current torch only
 	@echo "== models of timm and torchvision, current torch"
-	@$(threads) $(vision) python -m pytest -n 2 -m zoo tests/zoo $(PYTEST_ARGS)
+	@$(threads) $(vision) python -m pytest -n 2 -m zoo tests/zoo tests/test_example_specs.py $(PYTEST_ARGS)
 
 test-xla:  ## run the tests on torch 2.9 with torch_xla only
 	@echo "== tests, torch 2.9"

@@ -15,6 +15,7 @@ from ppdsl.recording.findings import error_at
 from ppdsl.recording.items import Collapsed, Item, collapse
 from ppdsl.recording.programs import Result, Source, SourceKind, StageProgram, build_module
 from ppdsl.recording.routes import Routes
+from ppdsl.recording.shared_state import written_attributes
 from ppdsl.recording.tape import Tape, Value, ValueKind, origin
 from ppdsl.recording.typechecks import type_warnings
 from ppdsl.recording.visits import Visit, assign_visits
@@ -74,7 +75,8 @@ def build(
         for source in sources:
             if source.kind is SourceKind.INPUT:
                 consumers.setdefault(source.index, set()).add(index)
-        programs.append(StageProgram(index, module, sources, described, parameters, _modules(items)))
+        state = written_attributes(items)
+        programs.append(StageProgram(index, module, sources, described, parameters, _modules(items), state))
         stages.append(_stage(index, visit, items, parameters, exports, spans))
     _check_parameter_hooks(programs)
     graph = StageGraph(

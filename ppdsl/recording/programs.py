@@ -83,6 +83,7 @@ class StageProgram:
         results: In the order of the returned tuple.
         parameters: (name, parameter) that the stage uses: the user's own objects.
         modules: (name, module) that it calls whole.
+        state: (module, attribute) of each buffer and tensor attribute that it changes.
     """
 
     stage: int
@@ -91,6 +92,7 @@ class StageProgram:
     results: tuple[Result, ...]
     parameters: tuple[tuple[str, torch.nn.Parameter], ...]
     modules: tuple[tuple[str, torch.nn.Module], ...]
+    state: tuple[tuple[torch.nn.Module, str], ...] = ()
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the stage; switches that the model had set are left as they were found, also after an exception."""

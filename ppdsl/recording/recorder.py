@@ -25,6 +25,7 @@ from ppdsl.recording.ledger import Ledger
 from ppdsl.recording.marking import MarkState
 from ppdsl.recording.meter import Meter
 from ppdsl.recording.naming import EFFECTS, TO_PYTHON, writes_in_place
+from ppdsl.recording.norms import statistics_written
 from ppdsl.recording.patches import intercepting
 from ppdsl.recording.questions import answer, is_question
 from ppdsl.recording.randomness import Generators, Streams
@@ -199,7 +200,8 @@ class Recorder(TorchFunctionMode):
             if not fake or isinstance(error, torch.OutOfMemoryError):
                 raise
             result = without_fake_kernel(self, func, name, parts, values, tensors, error)
-        written = [i for i, t in enumerate(tensors) if compat.version_of(t) != versions[i]]
+        statistics = set(map(id, statistics_written(func, args, kwargs)))
+        written = [i for i, t in enumerate(tensors) if compat.version_of(t) != versions[i] or id(t) in statistics]
         if written and fake and any(not compat.is_fake(tensors[i]) for i in written):
             raise unseen(self.place_now(), f"`{name}` writes a real tensor with values that are being recorded")
         return self.note(func, name, parts, values, tensors, written, result)

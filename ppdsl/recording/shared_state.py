@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from ppdsl.annotate import Key
 from ppdsl.diagnostics import Diagnostic, RecordingError
@@ -11,7 +12,7 @@ from ppdsl.recording.findings import labels_of
 from ppdsl.recording.items import Item
 from ppdsl.recording.tape import Value, memory_of, origin
 
-__all__ = ["Visit", "changed_state", "check_state", "state_key", "state_peers"]
+__all__ = ["Visit", "changed_state", "check_state", "state_key", "state_peers", "written_attributes"]
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +71,18 @@ def changed_state(item: Item) -> list[tuple[int, str]]:
     keys = [state_key(start) for start in _written_state(item)]
     keys += [(id(module), name) for module, name in item.assigned]
     return [*keys, (id(item.target[0]), item.target[1])] if item.attribute_write else keys
+
+
+def written_attributes(items: Iterable[Item]) -> tuple[tuple[Any, str], ...]:
+    """Return (module, attribute) of each buffer and tensor attribute that some item changes, each once."""
+    found: dict[tuple[int, str], tuple[Any, str]] = {}
+    for item in items:
+        holders = [start.holder for start in _written_state(item) if start.holder is not None]
+        if item.attribute_write:
+            holders.append((item.target[0], item.target[1]))
+        for module, name in (*holders, *item.assigned):
+            found[id(module), name] = (module, name)
+    return tuple(found.values())
 
 
 def check_state(visits: list[Visit]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -66,9 +66,12 @@ class Compiled:
         recording: The stage programs.
         plan: The message plan of all ranks.
         world: The ranks.
+        recompute: Keys of the stages that run forward again in backward.
     """
 
-    def __init__(self, recording: Recording, plan: MessagePlan, world: World) -> None:
+    def __init__(
+        self, recording: Recording, plan: MessagePlan, world: World, recompute: Collection[int | str] = ()
+    ) -> None:
         self.recording = recording
         self.plan = plan
         self._world = world
@@ -81,6 +84,7 @@ class Compiled:
         self.loss_rank = None if self.graph.loss is None else self.placement[self.graph.loss]
         self._devices = {rank: world.device(rank) for rank in self.local}
         self._opened = False
+        self.recompute = frozenset(recompute)
 
     @property
     def outputs(self) -> tuple[OutputRoute, ...]:
@@ -155,7 +159,9 @@ class Compiled:
         return {p.stage: self._state(p, parts.get(p.stage, ())) for p in self.programs}
 
     def _state(self, program: StageProgram, tied: Sequence[TiedParameter]) -> StageState:
-        return StageState(self.graph, program, self.schedule.microbatches, backward=self.backward, tied=tied)
+        again = self.graph.stages[program.stage].key in self.recompute
+        count, backward = self.schedule.microbatches, self.backward
+        return StageState(self.graph, program, count, backward=backward, tied=tied, recompute=again)
 
     @cached_property
     def executors(self) -> tuple[Executor, ...]:

@@ -85,7 +85,8 @@ class Library:
             plan = build_plan(
                 recording, self._world, options.schedule, self.microbatches, options.placement, backward=backward
             )
-            self._compiled[key] = Compiled(recording, plan, self._world)
+            keys = tuple(dict.fromkeys(stage.key for stage in recording.graph.stages))
+            self._compiled[key] = Compiled(recording, plan, self._world, options.recomputed(keys))
             self._compiled[key].move_parameters()
         return self._compiled[key]
 

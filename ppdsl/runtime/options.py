@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,30 @@ class Options:
     batch_axis: BatchAxis = field(default_factory=dict)
     spec: Partition | None = None
     default_axis: int | None = None
+    recompute: bool | Collection[int | str] = False
+
+    def recomputed(self, keys: Sequence[int | str]) -> frozenset[int | str]:
+        """Return the keys of the stages that run forward again in backward.
+
+        Args:
+            keys: Of all stages.
+
+        Raises:
+            CallError: There is no such stage.
+        """
+        if isinstance(self.recompute, bool):
+            return frozenset(keys if self.recompute else ())
+        findings = []
+        for key in self.recompute:
+            if key not in keys:
+                near = difflib.get_close_matches(str(key), list(map(str, keys)), n=1)
+                advice = f"did you mean {near[0]!r}?" if near else f"one of: {', '.join(map(str, keys))}"
+                findings.append(
+                    Diagnostic("unknown-stage", f"recompute names stage {key!r}, which there is not.", (), advice)
+                )
+        if findings:
+            raise CallError(*findings)
+        return frozenset(self.recompute)
 
     def check(self) -> None:
         """Look at what can be checked without the model.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ def pipeline(
     placement: Mapping[int | str, int] | None = None,
     reduction: Reduction | None = None,
     batch_axis: BatchAxis | None = None,
+    recompute: bool | Collection[int | str] | None = None,
     devices: Devices = None,
     timeout: float = 300.0,
     runtime: str | None = None,
@@ -74,6 +75,8 @@ def pipeline(
             returns the weight.
         batch_axis: Axis of the batch by name of an input or output, where shapes do not say it; None for a tensor that
             every micro-batch gets whole.
+        recompute: Keys of the stages that keep only their inputs between forward and backward, and run forward again
+            in backward (activation checkpointing); True: all of them; None: those of the spec, or none.
         devices: In one process, the device of all ranks or of each rank; under torch.distributed this process's
             device. None: parameters stay where they are, or, with NCCL, go to the local CUDA device.
         timeout: Seconds a rank waits for another one before it ends with an error.
@@ -93,7 +96,7 @@ def pipeline(
     read = read_spec(spec, spec_params)
     world = make_world(devices if devices is not None else read.device, timeout, runtime)
     try:
-        options = read.options(loss, schedule, microbatches, placement, reduction, batch_axis)
+        options = read.options(loss, schedule, microbatches, placement, reduction, batch_axis, recompute=recompute)
         options.check()
         library = Library(model, args, dict(kwargs or {}), _as_tuple(targets), world, options)
         built = Pipeline(library, world, library.options)

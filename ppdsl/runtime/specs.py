@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,8 @@ class ReadSpec:
         placement: Mapping[Key, int] | None,
         reduction: Reduction | None,
         batch_axis: BatchAxis | None,
+        *,
+        recompute: bool | Collection[Key] | None,
     ) -> Options:
         """Return the caller's choices, with what the spec says where the caller said nothing.
 
@@ -66,7 +68,15 @@ class ReadSpec:
             raise self.error
         partition, axes = self.partition, dict(batch_axis or {})
         if partition is None:
-            return Options(loss, schedule or "1f1b", microbatches, placement, reduction or "mean", axes)
+            return Options(
+                loss,
+                schedule or "1f1b",
+                microbatches,
+                placement,
+                reduction or "mean",
+                axes,
+                recompute=recompute or False,
+            )
         _refuse_unsupported(partition)
         settings = partition.settings
         if schedule is None and partition.schedule is not None:
@@ -83,6 +93,7 @@ class ReadSpec:
             axes or (dict(declared) if isinstance(declared, tuple) else {}),
             partition,
             declared if isinstance(declared, int) else None,
+            _recomputed(partition) if recompute is None else recompute,
         )
 
 
@@ -242,10 +253,15 @@ def _stage_options(partition: Partition) -> Iterator[tuple[Key, StageOptions, Sp
             yield key, split.options, split.span
 
 
+def _recomputed(partition: Partition) -> tuple[Key, ...]:
+    return tuple(key for key, options, _ in _stage_options(partition) if options.recompute == "full")
+
+
 def _refuse_unsupported(partition: Partition) -> None:
     findings = []
     for key, options, span in _stage_options(partition):
-        wanted = {"recompute": options.recompute, "dtype": options.dtype, "compile": options.compile}
+        modules = options.recompute if isinstance(options.recompute, tuple) else None
+        wanted = {"recompute": modules, "dtype": options.dtype, "compile": options.compile}
         for name, value in wanted.items():
             if value not in (None, "none", False):
                 message = f"Option `{name}` of stage {key} is not supported by the runtime yet."

@@ -24,6 +24,7 @@ from ppdsl.graph.ir import Edge, StageGraph
 from ppdsl.recording.programs import SourceKind, StageProgram
 from ppdsl.runtime.exits import exits_of, unexpected_output
 from ppdsl.runtime.layout import Layout
+from ppdsl.runtime.recompute import Recomputed
 from ppdsl.runtime.splitting import Postponed, Splitter
 from ppdsl.schedule.flow import carries_gradient
 
@@ -59,6 +60,7 @@ class StageState:
         microbatches: Number of micro-batches in a step.
         backward: Whether the step has a backward.
         tied: The parameters whose gradients this stage keeps apart.
+        recompute: Whether backward runs the program again instead of keeping what autograd saves.
     """
 
     def __init__(
@@ -69,11 +71,12 @@ class StageState:
         *,
         backward: bool,
         tied: Sequence[TiedParameter] = (),
+        recompute: bool = False,
     ) -> None:
         self.stage = graph.stages[program.stage]
         self.program = program
         self.tied = tuple(tied)
-        self._program: Callable[..., Sequence[torch.Tensor]] = program
+        self._program: Callable[..., Sequence[torch.Tensor]] = Recomputed(program) if recompute else program
         self._microbatches = microbatches
         self._step_has_backward = backward
         self._backward = backward and self.stage.has_backward

@@ -135,6 +135,8 @@ def _dtype(pair: Pair, context: Context) -> str | None:
 
 def _recompute(pair: Pair, context: Context, local: Mapping[str, int]) -> str | tuple[Selection, ...] | None:
     if isinstance(pair.value, ListValue):
+        if context.unsupported("recompute", "modules", pair.span):
+            return None
         found = [selection_of(selection, context, local) for selection in pair.value.selections]
         return tuple(selection for selection in found if selection is not None)
     return _word(pair.value, "recompute", ("full", "none"), pair.span, context)

@@ -75,6 +75,8 @@ class Context:
         reason = NOT_SUPPORTED.get((kind, name))
         if reason is not None:
             shown, help_text = f"`{name}`", "leave it out"
+            if kind == "recompute":
+                shown, help_text = "Recomputing single modules", "write `recompute = full`"
             if kind == "placement":
                 shown, help_text = "Placing a stage on several ranks", "name one rank"
             self.report("not-supported", f"{shown} is not supported: {reason}.", span, help=help_text)

@@ -51,12 +51,11 @@ SIZE_UNITS = {
 COUNT_UNITS = {"K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
 
 NOT_SUPPORTED: dict[tuple[str, str], str] = {
-    ("option", "recompute"): "recomputing activations has no effect yet",
+    ("recompute", "modules"): "a stage is recomputed as a whole",
     ("option", "dtype"): "a type for each stage has no effect yet",
     ("option", "compile"): "compiling a stage has no effect yet",
     ("placement", "several"): "replicated stages have no effect yet",
     ("mesh", "dp"): "data parallelism has no effect yet",
     ("device", "xla"): "XLA devices have no effect yet",
-    ("loss", "token_mean"): "a mean over tokens has no effect yet",
 }
 """What the language can say and nothing obeys yet: refused, never ignored."""
