@@ -1,6 +1,7 @@
 """The example specs with their models: trains a step under a spec and in the plain loop, and says how far they differ.
 
-`example_specs.py SPEC RANKS` is what the processes of a launch run; each says the loss of two steps, every bit of it.
+`example_specs.py FOLDER SPEC=RANKS...` is what the processes of a launch run; each writes the losses of two steps to a
+file of its own.
 """
 
 from __future__ import annotations
@@ -133,11 +134,10 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     said = []
-    for name in sys.argv[1:]:
+    for name in sys.argv[2:]:
         name, _, ranks = name.partition("=")
         said.append(f"{name} {' '.join(map(repr, losses_of(name, int(ranks) if ranks else None, timeout=60.0)))}")
-    sys.stdout.write("".join(f"<{dist.get_rank()}> {line}\n" for line in said))
-    sys.stdout.flush()
+    Path(sys.argv[1], str(dist.get_rank())).write_text("\n".join(said))
     dist.destroy_process_group()
 
 

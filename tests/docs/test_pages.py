@@ -10,12 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from ppdsl.spec.format import format_spec
+from ppdsl.spec.load import check_text
 from tests.docs.pages import Block, Link, anchors, blocks, console_steps, links
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 CONSOLE = [b for page in PAGES for b in blocks(page) if b.language == "console" and b.run]
 PYTHON = [page for page in PAGES if any(b.language == "python" and b.run for b in blocks(page))]
+
+# Specs that are shown for their mistakes are compared in tests/catalogue.
+SPECS = [
+    b for page in PAGES for b in blocks(page) if b.language == "ppspec" and page.name != "diagnostics.md" and b.run
+]
 
 pytestmark = pytest.mark.docs
 
@@ -48,6 +55,12 @@ def leads_somewhere(page: Path, link: Link) -> bool:
 def test_python_examples_run_and_print_what_they_show(page: Path, tmp_path: Path) -> None:
     done = run([sys.executable, "-m", "tests.docs.run_page", str(page)], tmp_path, sys.path[0])
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("block", SPECS, ids=place)
+def test_specs_have_no_mistake_and_stand_in_canonical_form(block: Block) -> None:
+    assert format_spec(block.text) == block.text
+    assert [found for found in check_text(block.text).diagnostics if found.severity == "error"] == []
 
 
 @pytest.mark.parametrize("block", CONSOLE, ids=place)

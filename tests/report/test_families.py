@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -92,12 +91,10 @@ def test_messages_are_drawn_as_their_golden_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpipe", "zbv"])
-def test_64_ranks_with_512_microbatches_are_drawn_in_seconds(name: str) -> None:
+def test_64_ranks_with_512_microbatches_are_drawn(name: str) -> None:
     timeline, said = step_of(name, 64, 512, FAMILIES[name])
-    before = monotonic()
     whole = render_timeline(timeline, width=80, **said).plain
     some = render_timeline(timeline, width=160, ranks=[0, 1, 31, 62, 63], **said).plain
-    assert monotonic() - before < 60  # some seconds on a quiet machine
     check_golden(f"large_{file_name(name)}", f"{whole}\n\n{some}")
 
 

@@ -1,10 +1,11 @@
-"""Every trap on the processes of a launch: `worker.py MICROBATCHES SCHEDULE...`; each rank says what differs."""
+"""Every trap on several processes: `worker.py FOLDER MICROBATCHES SCHEDULE...` writes what differs, a file a rank."""
 
 from __future__ import annotations
 
 import sys
 import warnings
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    microbatches, *schedules = int(sys.argv[1]), *sys.argv[2:]
+    folder, microbatches, *schedules = sys.argv[1], int(sys.argv[2]), *sys.argv[3:]
     said = []
     for entry in ENTRIES:
         with warnings.catch_warnings():
@@ -31,8 +32,8 @@ def main() -> None:
         for schedule in schedules:
             found = differences(entry, microbatches, schedule=schedule, placement=placement, timeout=30.0)
             said += [f"{entry.name} {schedule}: {text}" for text in found]
-    sys.stdout.write("".join(f"<{rank}> {line}\n" for line in [*said, "done"]))
-    sys.stdout.flush()
+    # On one pipe lines of several processes, and gloo's own, run into each other.
+    Path(folder, str(rank)).write_text("\n".join([*said, "done"]))
     dist.destroy_process_group()
 
 
