@@ -150,10 +150,10 @@ def test_an_own_order_may_run_backwards_in_another_order() -> None:  # UR-078, U
     assert_close(gradients(setup.model), gradients(plain.model))
 
 
-def live_tensors() -> Counter[tuple[int, ...]]:
+def live_tensors() -> Counter[str]:
     gc.collect()
     # Exact types: what torch keeps of earlier recordings is of others, with shapes that are no numbers.
-    return Counter(tuple(o.shape) for o in gc.get_objects() if type(o) in (Tensor, nn.Parameter))
+    return Counter(str(tuple(o.shape)) for o in gc.get_objects() if type(o) in (Tensor, nn.Parameter))
 
 
 def test_nothing_is_left_behind_by_a_step() -> None:  # UR-085, UR-126, UR-127
