@@ -16,7 +16,7 @@ from ppdsl.plan.laws import verify_schedule
 from ppdsl.plan.lifetimes import Peak, peak_activations
 from ppdsl.plan.placement import place
 from ppdsl.schedule.arrangement import Arrangement
-from ppdsl.schedule.registry import build_schedule, named_family
+from ppdsl.schedule.registry import build_schedule, is_searched, named_family
 from ppdsl.schedule.table import Schedule
 from ppdsl.search.memory import Memory
 from ppdsl.simulation.bounds import lower_bounds
@@ -24,7 +24,7 @@ from ppdsl.simulation.costs import Costs, flop_costs, uniform_costs
 from ppdsl.simulation.simulator import period, simulate_schedule
 from ppdsl.timeline import Timeline
 
-__all__ = ["Result", "Study", "is_searched", "parse_costs", "place_stages", "study_schedule"]
+__all__ = ["Result", "Study", "parse_costs", "place_stages", "study_schedule"]
 
 _COSTS = ("F", "I", "W", "B", "latency")
 _COST_HELP = "write numbers for some of F, I, W (or B for both) and latency, as in --cost F=1,I=1,W=1,latency=0.5"
@@ -168,15 +168,6 @@ def study_schedule(
 def _worse(result: Result) -> tuple[float, ...]:
     held = max((peak.count for peak in result.peaks), default=0) * result.study.share
     return round(result.timeline.makespan, 9), round(result.period, 9), held
-
-
-def is_searched(name: str) -> bool:
-    """Tell whether a schedule's name asks for a search.
-
-    >>> is_searched("auto(solver=5)"), is_searched("1f1b")
-    (True, False)
-    """
-    return name.partition("(")[0].strip().casefold() == "auto"
 
 
 def _judge(order: Schedule, study: Study, options: Namespace) -> Result:

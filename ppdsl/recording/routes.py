@@ -23,8 +23,6 @@ class Routes:
         self, collapsed: Collapsed, visits: list[Visit], repeating: set[int], outputs: Iterable[Value]
     ) -> None:
         self._collapsed = collapsed
-        self._repeating = repeating
-        self._visits = visits
         self._home: dict[int, Visit] = {}
         self._repeat: dict[int, Item] = {}
         self.crossing: dict[int, tuple[Value, Visit, list[Visit]]] = {}

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ppdsl.graph.ir import StageGraph
 from ppdsl.runtime.arranging import placement_for, placement_for_search, ranks_wanted
 from ppdsl.runtime.world import World
 from ppdsl.schedule.action import parse_action
-from ppdsl.schedule.arguments import split_name
-from ppdsl.schedule.registry import build_schedule, named_family
+from ppdsl.schedule.registry import build_schedule, is_searched, named_family
 from ppdsl.schedule.table import Schedule
 from ppdsl.search.auto import find_schedule
+from ppdsl.simulation.costs import Costs
 
-__all__ = ["choose_schedule"]
+__all__ = ["choose_schedule", "search_schedule"]
 
 
 def choose_schedule(
@@ -40,8 +40,7 @@ def choose_schedule(
         ScheduleError: The schedule does not fit the graph.
     """
     keys = len({stage.key for stage in graph.stages})
-    split = split_name(name)
-    if split is None or split[0].strip().casefold() != "auto":
+    if not is_searched(name):
         named = named_family(name)
         ranks = world.ranks_for(ranks_wanted(named, keys), placement)
         ranks_of = placement_for(named, graph, ranks, placement)
@@ -50,9 +49,35 @@ def choose_schedule(
     ranks_of = placement_for_search(graph, ranks, placement)
     if not backward:
         return build_schedule("forward_only", graph, ranks_of, microbatches, ranks)
-    found = find_schedule(name, graph, ranks_of, microbatches, ranks).schedule
+    return search_schedule(name, graph, ranks_of, microbatches, ranks, world)
+
+
+def search_schedule(
+    name: str,
+    graph: StageGraph,
+    ranks_of: Sequence[int],
+    microbatches: int,
+    ranks: int,
+    world: World,
+    costs: Costs | None = None,
+) -> Schedule:
+    """Return the schedule that all processes take for `auto`.
+
+    Args:
+        name: `auto`, with arguments or without.
+        graph: The stages.
+        ranks_of: For each stage its rank.
+        microbatches: Number of micro-batches.
+        ranks: Number of ranks.
+        world: The ranks; all of them must come here.
+        costs: What it is searched for; None: equal stages.
+
+    Raises:
+        ScheduleError: Nothing fits the graph.
+    """
+    found = find_schedule(name, graph, ranks_of, microbatches, ranks, costs).schedule
     # The solver stops by the clock, so each process may have found another one.
-    return _of_first_process(found, world) if split[1] else found
+    return _of_first_process(found, world) if "(" in name else found
 
 
 def _of_first_process(schedule: Schedule, world: World) -> Schedule:

@@ -12,7 +12,7 @@ from ppdsl.plan.placement import place
 from ppdsl.runtime.arranging import placement_for, ranks_wanted
 from ppdsl.schedule.arrangement import Arrangement
 from ppdsl.schedule.csv_text import from_rows, parse_csv
-from ppdsl.schedule.registry import named_family
+from ppdsl.schedule.registry import is_searched, named_family
 from ppdsl.schedule.table import Schedule
 from ppdsl.search.auto import find_schedule
 from ppdsl.simulation.costs import flop_costs
@@ -20,7 +20,7 @@ from ppdsl.spec.assigning import key_spans
 from ppdsl.spec.partition import Partition, ScheduleDecl
 from ppdsl.spec.placing import known_ranks
 
-__all__ = ["is_searched", "plan_spec", "schedule_of", "spec_placement"]
+__all__ = ["plan_spec", "schedule_of", "spec_placement"]
 
 Key = int | str
 
@@ -50,15 +50,6 @@ def schedule_of(declared: ScheduleDecl, folder: Path) -> str | Schedule:
     if not declared.arguments:
         return name
     return f"{name}({', '.join(f'{key}={value}' if key else str(value) for key, value in declared.arguments)})"
-
-
-def is_searched(schedule: str | Schedule) -> bool:
-    """Return whether a schedule is not built but searched.
-
-    >>> is_searched("auto"), is_searched("1f1b")
-    (True, False)
-    """
-    return isinstance(schedule, str) and schedule.partition("(")[0].strip().casefold() == "auto"
 
 
 def spec_placement(

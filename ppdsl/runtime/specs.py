@@ -15,12 +15,13 @@ from ppdsl.diagnostics import Diagnostic, Label, PpdslError, SpecError
 from ppdsl.recording.profile import measured_costs
 from ppdsl.recording.record import Recording
 from ppdsl.runtime.batch import BatchAxis
+from ppdsl.runtime.choosing import search_schedule
 from ppdsl.runtime.inprocess import InProcessWorld
 from ppdsl.runtime.options import Options, Reduction
-from ppdsl.runtime.spec_plan import is_searched, schedule_of, spec_placement
+from ppdsl.runtime.spec_plan import schedule_of, spec_placement
 from ppdsl.runtime.world import World
+from ppdsl.schedule.registry import is_searched
 from ppdsl.schedule.table import Schedule
-from ppdsl.search.auto import find_schedule
 from ppdsl.simulation.costs import flop_costs
 from ppdsl.source import Span
 from ppdsl.spec.partition import Options as StageOptions
@@ -167,8 +168,8 @@ def with_model(options: Options, recording: Recording, world: World) -> Options:
     count = options.count_microbatches(len(placement))
     ranks_of = tuple(placement[stage.key] for stage in graph.stages)
     ranks = max(known_ranks(partition) or ranks or 1, max(ranks_of) + 1)
-    found = find_schedule(options.schedule, graph, ranks_of, count, ranks, flop_costs(graph))
-    return replace(options, schedule=found.schedule, microbatches=None)
+    found = search_schedule(options.schedule, graph, ranks_of, count, ranks, world, flop_costs(graph))
+    return replace(options, schedule=found, microbatches=None)
 
 
 def require_contracts(recording: Recording, schedule: Schedule, options: Options) -> None:

@@ -17,7 +17,16 @@ from ppdsl.schedule.family import Builder, Demand, Family, Named, Rows
 from ppdsl.schedule.table import Schedule
 from ppdsl.units import counted
 
-__all__ = ["Builder", "Demand", "Family", "build_schedule", "families", "named_family", "schedule_names"]
+__all__ = [
+    "Builder",
+    "Demand",
+    "Family",
+    "build_schedule",
+    "families",
+    "is_searched",
+    "named_family",
+    "schedule_names",
+]
 
 _FAMILIES = FAMILIES
 _SEARCHED = "auto"
@@ -39,6 +48,15 @@ def schedule_names() -> tuple[str, ...]:
     ('sequential', 'forward_only', 'auto')
     """
     return (*families(), _SEARCHED)
+
+
+def is_searched(name: str) -> bool:
+    """Return whether a name stands for no rule: its schedule is searched by `ppdsl.search`.
+
+    >>> is_searched("auto(solver=5)"), is_searched("1f1b")
+    (True, False)
+    """
+    return name.partition("(")[0].strip().casefold() == _SEARCHED
 
 
 def named_family(text: str, arguments: Mapping[str, Argument] | Iterable[tuple[str, Argument]] = ()) -> Named:

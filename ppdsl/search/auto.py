@@ -10,7 +10,7 @@ from ppdsl.graph.ir import StageGraph
 from ppdsl.plan.lifetimes import peak_activations
 from ppdsl.schedule.arguments import split_name
 from ppdsl.schedule.family import Family
-from ppdsl.schedule.registry import build_schedule, families
+from ppdsl.schedule.registry import build_schedule, families, is_searched
 from ppdsl.schedule.table import Schedule
 from ppdsl.search.list_scheduler import Priority, list_schedule
 from ppdsl.search.memory import Memory
@@ -228,7 +228,7 @@ def _solver_seconds(name: str) -> float | None:
         ScheduleError: `auto` is given anything else.
     """
     split = split_name(name)
-    if split is None or split[0].strip().casefold() != "auto":
+    if split is None or not is_searched(name):
         return None
     seconds = 0.0
     for key, value in split[1]:

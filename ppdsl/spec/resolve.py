@@ -20,7 +20,7 @@ Then everything is checked at once (`coverage`, `order`): all findings are raise
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ppdsl.diagnostics import Diagnostic, Label, Severity, SpecError
@@ -61,7 +61,6 @@ class Resolution:
         memory: For each key its own limit; only keys with one.
         rank_memory: The limit of every rank, or None.
         freeze: Keys whose parameters are not trained.
-        recompute: For each key with modules to recompute their first names.
         ties: For each tied parameter that the spec names, by first name, how it is kept equal.
         accounts: One row for each key, in the spec's order.
         reasons: Why each part of a split is as it is.
@@ -77,7 +76,6 @@ class Resolution:
     memory: Mapping[Key, Bytes]
     rank_memory: Bytes | None
     freeze: frozenset[Key]
-    recompute: Mapping[Key, tuple[str, ...]]
     ties: Mapping[str, TiePolicy]
     accounts: tuple[StageAccount, ...]
     reasons: tuple[PartReason, ...] = ()
@@ -103,7 +101,6 @@ def resolve(partition: Partition, outline: ModelOutline, costs: Mapping[str, flo
     owned = Owned(claims, calls, owners_of_steps(claims, calls))
     divisions = _divide(partition, selector, owned, costs)
     assignment = assign(partition, owned, divisions, borders)
-    recompute = _recompute(partition, selector)
     errors = {finding.code for finding in selector.findings if finding.severity is Severity.ERROR}
     found, sound = not errors - {"claimed-twice"}, not errors
     findings = [*selector.findings]
@@ -130,7 +127,6 @@ def resolve(partition: Partition, outline: ModelOutline, costs: Mapping[str, flo
         memory={key: some.memory for key, some in options.items() if some.memory is not None},
         rank_memory=partition.settings.memory,
         freeze=frozenset(key for key, some in options.items() if some.freeze),
-        recompute=recompute,
         ties=tie_policies(partition, tree),
         accounts=account(owned, assignment, divisions, placed),
         reasons=tuple(reason for division in divisions.values() for reason in division.reasons),
@@ -184,17 +180,4 @@ def _stage_parameters(claims: Claims, owned: Owned) -> dict[Key, set[str]]:
     for step, claim in zip(claims.tree.outline.steps, owned.steps, strict=True):
         if claim is not None and isinstance(claim.owner, int | str):
             found.setdefault(claim.owner, set()).update(step.parameters)
-    return found
-
-
-def _recompute(partition: Partition, selector: Selector) -> dict[Key, tuple[str, ...]]:
-    """Return for each key the modules it recomputes, where the spec names modules."""
-    declared: list[tuple[Sequence[Key], Options]] = [((stage.key,), stage.options) for stage in partition.stages]
-    declared += [(split.keys, split.options) for split in partition.splits]
-    found: dict[Key, tuple[str, ...]] = {}
-    for keys, options in declared:
-        if isinstance(options.recompute, tuple):
-            names = (name for selection in options.recompute for name in selector.pick(selection).modules)
-            modules = tuple(dict.fromkeys(names))
-            found.update(dict.fromkeys(keys, modules))
     return found

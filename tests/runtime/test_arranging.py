@@ -8,7 +8,8 @@ import torch
 import ppdsl as pp
 from ppdsl.graph.shapes import chain_graph
 from ppdsl.runtime.arranging import placement_for
-from ppdsl.schedule.registry import named_family
+from ppdsl.runtime.choosing import search_schedule
+from ppdsl.schedule.registry import build_schedule, named_family
 from tests.runtime.every_family import differences
 from tests.runtime.shapes import SHAPES
 
@@ -65,3 +66,18 @@ def test_a_searched_schedule_trains_and_evaluates_on_one_placement(name: str, pl
     assert differences(shape, pipe, shape.plain(4, 8), 8) == []
     inputs, target = shape.batch(8)
     assert torch.isfinite(pipe.evaluate(*inputs, targets=target).loss)
+
+
+def test_all_processes_take_what_the_first_one_found() -> None:
+    graph = chain_graph(2)
+    first = build_schedule("gpipe", graph, (0, 1), microbatches=3)
+    text = "\n".join([first.name, *(" ".join(map(str, row)) for row in first.rows)])
+
+    class LaterProcess:
+        def gather(self, own: str) -> list[str]:
+            return [text, own]
+
+    pytest.importorskip("ortools", reason="the solver is not installed: pip install 'ppdsl[solver]'")
+    found = search_schedule("auto(solver=1)", graph, (0, 1), 3, 2, LaterProcess())
+    assert (found.name, found.rows) == (first.name, first.rows)
+    assert search_schedule("auto", graph, (0, 1), 3, 2, LaterProcess()).name != first.name
