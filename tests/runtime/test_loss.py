@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -200,3 +201,32 @@ def test_side_losses_that_the_model_returns_reach_their_stages(ranks: int, micro
     expected.backward()
     close(pipe.step(x, targets=y).loss, expected.detach())
     same_gradients(model, whole)
+
+
+def test_a_spec_asks_for_the_mean_over_tokens(tmp_path: Path) -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.table, self.head = nn.Embedding(7, 4), nn.Linear(4, 7)
+            self.double()
+
+        def forward(self, words: torch.Tensor) -> torch.Tensor:
+            return self.head(self.table(words))
+
+    def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(output.flatten(0, 1), targets.flatten())
+
+    spec = tmp_path / "words.ppspec"
+    spec.write_text("pipeline words { loss = token_mean microbatches = 4 stage a { table } stage b { rest } }")
+    words = torch.arange(40).reshape(8, 5) % 7
+    targets = words.clone()
+    targets[0], targets[3, :2] = -100, -100
+    model, plain = Words(), Words()
+    pipe = pp.pipeline(model, (words[:2],), targets=targets[2:4], loss=loss, spec=spec)
+    result = pipe.step(words, targets=targets)
+    expected = loss(plain(words), targets)
+    expected.backward()
+    torch.testing.assert_close(result.loss, expected.detach(), rtol=1e-12, atol=0)
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-12)
