@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from ppdsl.cli import main
 from ppdsl.spec.format import format_spec
 from tests import example_specs
 from tests.example_specs import LANGUAGE, VISION, gradient_differences, losses_of, model_argument, spec_of
-from tests.runtime.launch import ENVIRONMENT
+from tests.runtime.launch import launch
 
 every_model = pytest.mark.parametrize("name", [*LANGUAGE, *VISION])
 
@@ -57,11 +55,7 @@ def test_two_processes_lose_what_one_loses(tmp_path: Path) -> None:
     needs_library_of("gpt2")
     names = {"gpt2": 2, "t5": 2, "clip": None}
     said = [name if ranks is None else f"{name}={ranks}" for name, ranks in names.items()]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    worker = [str(Path(example_specs.__file__)), str(tmp_path), *said]
-    done = subprocess.run(
-        [*launcher, *worker], env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False
-    )
+    done = launch(2, str(tmp_path), *said, seconds=240.0, worker=Path(example_specs.__file__))
     assert done.returncode == 0, done.stdout + done.stderr
     alone = {name: losses_of(name, ranks) for name, ranks in names.items()}
     for rank in range(2):

@@ -19,12 +19,13 @@ import ppdsl as pp
 from ppdsl.runtime import safetensors_io, saving
 from tests.runtime import test_ties
 from tests.runtime.models import CASES, batch_of, pipeline_of, plain_step
+from tests.runtime.saying import keep_others_apart, say
 from tests.runtime.test_checkpoint import Deep, adamw, deep, train
 from tests.runtime.test_clipping import Lopsided
 from tests.runtime.test_loss import batch as batch_of_tags
 from tests.runtime.test_loss import cross_entropy, tagger
 from tests.runtime.test_materialize import everything, on_meta
-from tests.runtime.worker import attempt, say
+from tests.runtime.worker import attempt
 
 FOLDER = Path(sys.argv[1])
 
@@ -277,6 +278,7 @@ def killed() -> None:
 
 
 if __name__ == "__main__":
+    keep_others_apart()
     dist.init_process_group("gloo")
     for scenario in sys.argv[2:]:
         say(f"# {scenario}")

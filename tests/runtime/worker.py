@@ -19,13 +19,7 @@ from ppdsl.runtime.distributed import DistributedWorld
 from tests.runtime.delays import slow_transport
 from tests.runtime.every_family import run_all
 from tests.runtime.models import CASES, Base, batch_of, pipeline_of
-
-
-def say(text: object) -> None:
-    """Print each line with this rank's mark, as whole lines also when others print."""
-    rank = dist.get_rank()
-    sys.stdout.write("".join(f"<{rank}> {line}\n" for line in str(text).splitlines()))
-    sys.stdout.flush()
+from tests.runtime.saying import keep_others_apart, say
 
 
 def attempt(run: Callable[[], object]) -> None:
@@ -296,6 +290,7 @@ def every_schedule() -> None:
 
 
 if __name__ == "__main__":
+    keep_others_apart()
     dist.init_process_group("gloo")
     scenario = sys.argv[1]
     if scenario in ("trouble", "leaving"):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ from ppdsl.runtime.pipeline import Pipeline
 from ppdsl.schedule.csv_text import from_rows
 from ppdsl.spec.load import load_spec_text
 from tests.recording.harness import on_meta, shape_of
+from tests.runtime.launch import launch, said
 from tests.spec_models.nets import made
 from tests.spec_models.specs import CASES, SpecCase, gradient_error
 
@@ -175,32 +173,26 @@ def test_a_spec_by_file_reads_its_costs(tmp_path: Path) -> None:
 
 
 def torchrun(*scenarios: str) -> dict[int, list[str]]:
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        str(Path(__file__).with_name("worker.py")), *scenarios,
-    ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    said = {
-        rank: [line.removeprefix(f"<{rank}> ") for line in result.stdout.splitlines() if line.startswith(f"<{rank}> ")]
-        for rank in (0, 1)
-    }
-    assert result.returncode == 0, f"{said}\n{result.stderr}"
-    return said
+    result = launch(2, *scenarios, worker=Path(__file__).with_name("worker.py"))
+    heard = {rank: said(result, rank).splitlines() for rank in (0, 1)}
+    assert result.returncode == 0, f"{heard}\n{result.stderr}"
+    return heard
 
 
+@pytest.mark.distributed
 def test_processes_under_a_spec_have_the_loss_of_one_process() -> None:
-    said = torchrun("equal", "timed")
-    assert said[0] == said[1] == ["# equal", "equal", "# timed", "True"]
+    heard = torchrun("equal", "timed")
+    assert heard[0] == heard[1] == ["# equal", "equal", "# timed", "True"]
 
 
+@pytest.mark.distributed
 def test_a_broken_spec_ends_alike_on_every_rank() -> None:
-    said = torchrun("broken", "alone")
-    assert said[0][:4] == said[1][:4] == [
+    heard = torchrun("broken", "alone")
+    assert heard[0][:4] == heard[1][:4] == [
         "# broken",
         "SpecError: unclaimed-parameter: 8 parameters (560 elements) belong to no stage: `h[2]`, `h[3]`.",
         "SpecError: broken-contract: `expect stages == 3` is broken: stages is 2, not 3.",
         "SpecError: too-few-processes: The spec is for 3 ranks, but there are 2 processes.",
     ]  # fmt: skip
-    assert said[1][5].startswith("SpecError: unreadable-spec: ")
-    assert said[0][5].startswith("CallError: ")
+    assert heard[1][5].startswith("SpecError: unreadable-spec: ")
+    assert heard[0][5].startswith("CallError: ")

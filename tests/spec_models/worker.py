@@ -12,14 +12,9 @@ import torch.distributed as dist
 import ppdsl as pp
 from ppdsl.diagnostics import PpdslError
 from ppdsl.spec.load import load_spec_text
+from tests.runtime.saying import keep_others_apart, say
 from tests.spec_models.nets import made
 from tests.spec_models.specs import CASES
-
-
-def say(text: object) -> None:
-    rank = dist.get_rank()
-    sys.stdout.write("".join(f"<{rank}> {line}\n" for line in str(text).splitlines()))
-    sys.stdout.flush()
 
 
 def equal() -> None:
@@ -82,6 +77,7 @@ def timed() -> None:
 
 
 if __name__ == "__main__":
+    keep_others_apart()
     dist.init_process_group("gloo")
     for scenario in sys.argv[1:]:
         say(f"# {scenario}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 import torch
 
 from ppdsl.schedule.registry import families
-from tests.runtime.launch import ENVIRONMENT
+from tests.runtime.launch import launch
 from tests.trust.entry import Entry, Setup, differences
 from tests.trust.graphs import GRAPH_ENTRIES
 from tests.trust.structures import STRUCTURE_ENTRIES
@@ -47,11 +45,8 @@ def test_the_judge_sees_what_is_wrong() -> None:
 @pytest.mark.distributed
 @pytest.mark.parametrize("processes", [2, 3])
 def test_several_processes_train_like_the_plain_loop(processes: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    worker = [str(Path(__file__).with_name("worker.py")), str(tmp_path), "3", "1f1b", "gpipe"]
-    done = subprocess.run(
-        [*command, *worker], env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
-    )
+    worker = Path(__file__).with_name("worker.py")
+    done = launch(processes, str(tmp_path), "3", "1f1b", "gpipe", seconds=300.0, worker=worker)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [(tmp_path / str(rank)).read_text() for rank in range(processes)] == ["done"] * processes
 
