@@ -7,7 +7,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
+
+# Torch gives some warnings once in a process, so which test would see them depended on the order of tests.
+torch.set_warn_always(True)
 
 # deadline=None: the first example pays for imports and for the first call into torch.
 settings.register_profile("default", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

@@ -148,8 +148,9 @@ class Session:
         try:
             grad = torch.enable_grad() if not base else nullcontext()
             with grad, compat.compiled_code_runs_eagerly(), warnings.catch_warnings():
-                # Torch's own, when it turns a parameter that the model does not list into a fake.
+                # Torch's own, when it turns a parameter that the model does not list into a fake, or copies one.
                 warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
+                warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
                 result = recorder.run(program, (), {})
         finally:
             fakes.leave()
