@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 environment := $(PYTHON) .ci/environment.py
 current     := $(environment) current
@@ -72,10 +73,8 @@ layers:  ## the import layers
 docs-check:  ## links of all pages, and what their examples print
 	@$(threads) $(current) python -m pytest tests/docs $(PYTEST_ARGS)
 
-bench:  ## measure what the documentation gives numbers for
-	@for file in tests/benchmarks/bench_*.py; do \
-		$(threads) $(current) python $$file || exit 1; \
-	done
+bench:  ## measure what the documentation gives numbers for; BENCH_ARGS='--write docs/reference/benchmarks.md' keeps it
+	@$(threads) $(current) python -m tests.benchmarks $(BENCH_ARGS)
 
 models:  ## record all real models on both versions of torch and write docs/reference/models.md
 	@$(threads) $(current) python -m tests.zoo.table

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ppdsl.annotate import begin, cutpoint, marks, place, stage, unmark
+from ppdsl.annotate import aux_loss, begin, collect_losses, cutpoint, marks, metric, place, stage, unmark
 from ppdsl.diagnostics import (
     CallError,
     Diagnostic,
@@ -29,18 +29,23 @@ from ppdsl.simulation.simulator import simulate
 from ppdsl.timeline import Timeline
 
 if TYPE_CHECKING:
+    from ppdsl import xla
     from ppdsl.recording.record import record
     from ppdsl.runtime.checkpoint import Saving, save
     from ppdsl.runtime.materialize import materialize
+    from ppdsl.runtime.mean_loss import mean_loss
     from ppdsl.runtime.pipeline import Pipeline, pipeline
     from ppdsl.runtime.resuming import Checkpoint, load
     from ppdsl.runtime.safetensors_io import export_safetensors
+    from ppdsl.runtime.scaling import GradScaler
+    from ppdsl.runtime.sharding import fully_shard
     from ppdsl.runtime.token_mean import TokenMean
 
 __all__ = [
     "CallError",
     "Checkpoint",
     "Diagnostic",
+    "GradScaler",
     "GraphError",
     "MarkError",
     "Pipeline",
@@ -55,12 +60,17 @@ __all__ = [
     "StageGraph",
     "Timeline",
     "TokenMean",
+    "aux_loss",
     "begin",
+    "collect_losses",
     "cutpoint",
     "export_safetensors",
+    "fully_shard",
     "load",
     "marks",
     "materialize",
+    "mean_loss",
+    "metric",
     "pipeline",
     "place",
     "record",
@@ -69,21 +79,26 @@ __all__ = [
     "stage",
     "unmark",
     "verify",
+    "xla",
 ]
 
 __version__ = "0.1.0"
 
 _NEED_TORCH = {
     "Checkpoint": "ppdsl.runtime.resuming",
+    "GradScaler": "ppdsl.runtime.scaling",
     "Pipeline": "ppdsl.runtime.pipeline",
     "Saving": "ppdsl.runtime.checkpoint",
     "TokenMean": "ppdsl.runtime.token_mean",
     "export_safetensors": "ppdsl.runtime.safetensors_io",
+    "fully_shard": "ppdsl.runtime.sharding",
     "load": "ppdsl.runtime.resuming",
     "materialize": "ppdsl.runtime.materialize",
+    "mean_loss": "ppdsl.runtime.mean_loss",
     "pipeline": "ppdsl.runtime.pipeline",
     "record": "ppdsl.recording.record",
     "save": "ppdsl.runtime.checkpoint",
+    "xla": "ppdsl.xla",
 }
 
 
@@ -95,7 +110,8 @@ def __getattr__(name: str) -> object:
     """
     if name not in _NEED_TORCH:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(_NEED_TORCH[name]), name)
+    module = import_module(_NEED_TORCH[name])
+    value: object = module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
     globals()[name] = value
     return value
 

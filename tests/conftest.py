@@ -26,7 +26,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what the machine cannot run, and keep tests that start processes on one worker."""
-    missing = {mark: reason for mark in ("distributed", "gpu", "xla") if (reason := _why_not(mark, items))}
+    missing = {mark: reason for mark in ("current", "distributed", "gpu", "xla") if (reason := _why_not(mark, items))}
     for item in items:
         for mark, reason in missing.items():
             if item.get_closest_marker(mark) is not None:
@@ -45,9 +45,9 @@ def _why_not(mark: str, items: list[pytest.Item]) -> str | None:
             return "torch_xla is not installed: `make test` runs this on torch 2.9"
         case "xla" if "PJRT_DEVICE" not in os.environ:
             return "PJRT_DEVICE is not set: `make test` runs this in a process of its own"
+        case "current" if torch.__version__ < (2, 10):
+            return "takes long: `make test` runs this on the current torch"
         case "gpu" | "distributed":
-            import torch
-
             if mark == "gpu" and not torch.cuda.is_available():
                 return "no CUDA device"
             if mark == "distributed" and not torch.distributed.is_available():

@@ -87,6 +87,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("profile", "measure the modules of a model one by one", "ppdsl.cli.profiling", "run_profile"),
     Command("fmt", "write a .ppspec in canonical form", "ppdsl.cli.formatting", "run_format"),
     Command("verify", "prove a schedule, or show what is wrong with it", "ppdsl.cli.schedules", "run_verify"),
+    Command("doctor", "look at this machine: versions, devices, what moves tensors", "ppdsl.cli.doctor", "run_doctor"),
     Command("run", "start a script on several processes of this machine (torchrun)", "ppdsl.cli.launch", "run_script"),
 )
 

@@ -26,7 +26,7 @@ class TensorMeta:
         shape: Sizes, for one micro-batch.
         dtype: torch's name of the element type (`float32`).
         stride: Elements between neighbours along each axis (`channels_last` shows here).
-        requires_grad: Whether a gradient flows back through it.
+        requires_grad: Whether autograd would give it a gradient; see `Edge.gradient_from` for whether one flows.
     """
 
     shape: tuple[int, ...]
@@ -63,6 +63,7 @@ class Stage:
         trainable: Whether any of these parameters requires a gradient.
         has_backward: Whether the stage takes part in backward at all.
         flops: Floating-point operations of one forward on one micro-batch (as counted by torch's flop formulas).
+        says: Whether it says auxiliary losses or metrics (`pp.aux_loss`, `pp.metric`).
     """
 
     index: int
@@ -77,6 +78,7 @@ class Stage:
     trainable: bool = True
     has_backward: bool = True
     flops: Flops = Flops(0)
+    says: bool = False
 
     @property
     def label(self) -> str:
@@ -95,6 +97,8 @@ class Edge:
         producer: Index of the stage that makes it.
         consumers: Indices of the stages that use it, ascending.
         span: The source line that made the value.
+        gradients: Indices of the consumers whose use of the value gives it a gradient; None: of all of them, if the
+            value requires one.
     """
 
     index: int
@@ -103,6 +107,14 @@ class Edge:
     producer: int
     consumers: tuple[int, ...]
     span: Span | None = None
+    gradients: tuple[int, ...] | None = None
+
+    @property
+    def gradient_from(self) -> tuple[int, ...]:
+        """The consumers that give a gradient back, where they take part in backward."""
+        if not self.meta.requires_grad:
+            return ()
+        return self.consumers if self.gradients is None else self.gradients
 
     @property
     def bytes(self) -> Bytes:
@@ -201,7 +213,7 @@ class StageGraph:
         for edge in self.edges:
             source = self.stages[edge.producer].label
             targets = ", ".join(self.stages[c].label for c in edge.consumers)
-            grad = "" if edge.meta.requires_grad else ", no gradient"
+            grad = "" if edge.gradient_from else ", no gradient"
             lines.append(f"  {source} -> {targets}: {edge.value} {edge.meta}{grad}")
         lines += [f"  tied: {' = '.join(tie.names)} in stages {tie.stages}" for tie in self.ties]
         return "\n".join(lines)

@@ -21,7 +21,7 @@ class Peak:
         rank: Which rank.
         count: Live pairs of stage and micro-batch.
         bytes: The values that enter and leave these stages. What a stage saves inside for its backward is not in the
-            graph and not counted.
+            graph and not counted, nor are the gradients of the backward that runs, nor messages under way.
         action: The action during which `count` is first reached; None for a rank without actions.
         largest: The action during which `bytes` is first reached.
         size: The most it holds in the caller's weights; `count` when there are none.

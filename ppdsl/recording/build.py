@@ -11,6 +11,7 @@ from ppdsl.diagnostics import Diagnostic, Label
 from ppdsl.graph.ir import Edge, InputRoute, OutputRoute, Stage, StageGraph, Tie
 from ppdsl.recording.checks import check_borders, check_open_frames, order_warnings, warnings_of
 from ppdsl.recording.claims import claim_parameters
+from ppdsl.recording.draws import Draws
 from ppdsl.recording.findings import error_at
 from ppdsl.recording.items import Collapsed, Item, collapse
 from ppdsl.recording.programs import Result, Source, SourceKind, StageProgram, build_module
@@ -57,10 +58,12 @@ def build(
     check_borders(visits, collapsed)
     routes = Routes(collapsed, visits, repeating, outputs)
     position = {id(visit): index for index, visit in enumerate(visits)}
-    edges = _edges(routes, position, collapsed)
+    flow = _Flow(tape, routes, visits)
+    edges = _edges(routes, position, collapsed, flow)
     edge_of = {id(value): edge.index for value, edge in edges}
     names = {id(value): edge.value for value, edge in edges}
     results = _results(tape, routes, visits, edge_of)
+    draws = Draws(tape, collapsed)
     programs = []
     stages = []
     consumers: dict[int, set[int]] = {}
@@ -76,8 +79,14 @@ def build(
             if source.kind is SourceKind.INPUT:
                 consumers.setdefault(source.index, set()).add(index)
         state = written_attributes(items)
-        programs.append(StageProgram(index, module, sources, described, parameters, _modules(items), state))
-        stages.append(_stage(index, visit, items, parameters, exports, spans))
+        drawn = draws.of(items)
+        programs.append(StageProgram(index, module, sources, described, parameters, _modules(items), state, drawn))
+        gradient = any(
+            (d.meta.requires_grad and (d.loss or (tape.loss is None and bool(d.outputs))))
+            or (d.edge is not None and bool(edges[d.edge][1].gradient_from))
+            for d in described
+        )
+        stages.append(_stage(index, visit, items, parameters, spans, tape.sides, gradient=gradient))
     _check_parameter_hooks(programs)
     graph = StageGraph(
         stages=tuple(stages),
@@ -102,7 +111,24 @@ def build(
     return Built(graph, tuple(programs), collapsed)
 
 
-def _edges(routes: Routes, position: dict[int, int], collapsed: Collapsed) -> list[tuple[Value, Edge]]:
+class _Flow:
+    """Answers whether a gradient of a value comes from a visit that uses it."""
+
+    def __init__(self, tape: Tape, routes: Routes, visits: list[Visit]) -> None:
+        self._records = {
+            id(visit): {number for item in routes.items_of(visit) for number in item.records} for visit in visits
+        }
+        self._uses: dict[int, set[int]] = {}
+        for record in tape.records:
+            for value in (*record.inputs, *(before for before, _ in record.writes)):
+                if (id(value), record.index) in tape.flow:
+                    self._uses.setdefault(id(routes.resolve(value)), set()).add(record.index)
+
+    def comes(self, value: Value, visit: Visit) -> bool:
+        return not self._uses.get(id(value), set()).isdisjoint(self._records[id(visit)])
+
+
+def _edges(routes: Routes, position: dict[int, int], collapsed: Collapsed, flow: _Flow) -> list[tuple[Value, Edge]]:
     makers = {id(value): item for item in collapsed.items for value in _made(item)}
     found = sorted(
         routes.crossing.values(), key=lambda entry: (position[id(entry[1])], entry[0].record, str(entry[0].path))
@@ -121,6 +147,7 @@ def _edges(routes: Routes, position: dict[int, int], collapsed: Collapsed) -> li
             position[id(home)],
             tuple(sorted(position[id(user)] for user in users)),
             span,
+            tuple(sorted(position[id(user)] for user in users if flow.comes(value, user))),
         )
         edges.append((value, edge))
     return edges
@@ -185,8 +212,10 @@ def _stage(
     visit: Visit,
     items: list[Item],
     parameters: tuple[tuple[str, torch.nn.Parameter], ...],
-    exports: list[Value],
     spans: dict[Any, Span],
+    sides: dict[int, bool],
+    *,
+    gradient: bool,
 ) -> Stage:
     buffers: dict[str, None] = {}
     for item in items:
@@ -195,6 +224,7 @@ def _stage(
             if start.kind is ValueKind.BUFFER:
                 buffers[start.name] = None
     whole = [item for item in items if item.is_module]
+    said = [sides[number] for item in items for number in item.records if number in sides]
     return Stage(
         index=index,
         key=visit.key,
@@ -206,8 +236,9 @@ def _stage(
         buffers=tuple(buffers),
         parameter_bytes=Bytes(sum(p.numel() * p.element_size() for _, p in parameters)),
         trainable=any(p.requires_grad for _, p in parameters),
-        has_backward=any(value.meta.requires_grad for value in exports),
+        has_backward=gradient or any(said),
         flops=Flops(sum(item.flops for item in items)),
+        says=bool(said),
     )
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import logging
 import sys
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -29,10 +32,15 @@ __all__ = [
     "SHAPE_ERRORS",
     "FakeTensor",
     "TorchDispatchMode",
+    "arguments_of",
+    "around_calls",
     "autocast_state",
+    "backward_unannounced",
     "compiled_code_runs_eagerly",
     "default_store",
     "functions_to_intercept",
+    "gradient_node",
+    "is_compiled",
     "is_fake",
     "is_wrapper",
     "make_fake_mode",
@@ -40,13 +48,16 @@ __all__ = [
     "no_torch_function",
     "own_attributes",
     "pytree",
+    "quiet_fakes",
     "registered_pytree",
     "run_backward",
     "same_storage_key",
     "saves_under_hooks",
     "sequence_number",
+    "unpacked_harmlessly",
     "version_of",
     "without_dispatch_modes",
+    "without_mode",
 ]
 
 # Raised by a fake kernel that would need the values of a tensor, or that does not exist.
@@ -195,9 +206,86 @@ def run_backward(
     return tuple(found or ())
 
 
+def backward_unannounced(function: Any, args: Any, kwargs: Any) -> None:
+    """Do what `Tensor.backward` or `torch.autograd.backward` does, with function modes on in all that it calls."""
+    call = inspect.signature(function).bind(*args, **kwargs)
+    call.apply_defaults()
+    given = call.arguments
+    roots = _as_tuple(given["self"] if "self" in given else given["tensors"])
+    gradients = _as_tuple(given["gradient"] if "self" in given else given["grad_tensors"]) or (None,) * len(roots)
+    gradients = torch.autograd._make_grads(roots, gradients, is_grads_batched=False)
+    create, keep = given["create_graph"], given["retain_graph"]
+    run = torch.autograd.Variable._execution_engine.run_backward
+    inputs = _as_tuple(given["inputs"])
+    run(roots, gradients, create if keep is None else keep, create, inputs, True, accumulate_grad=True)
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    one = isinstance(value, torch.Tensor | torch.autograd.graph.GradientEdge)
+    return (value,) if one else tuple(value)
+
+
 def sequence_number(node: Any) -> int:
     """Return when an autograd node was made; the engine runs the latest first."""
     return int(node._sequence_nr())
+
+
+def gradient_node(tensor: torch.Tensor) -> tuple[Any, int] | None:
+    """Return the autograd node that a tensor's gradient goes into, with the position there; None for a leaf.
+
+    Also None where autograd refuses to tell, for a view that was made under other rules than its base was written.
+    """
+    try:
+        with torch._C.DisableTorchFunction(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return None if tensor.grad_fn is None else (tensor.grad_fn, tensor.output_nr)
+    except RuntimeError:
+        return None
+
+
+def arguments_of(operator: Any) -> Sequence[Any]:
+    """Return the declared arguments of an operator: name and default value of each."""
+    declared: Sequence[Any] = operator._schema.arguments
+    return declared
+
+
+def is_compiled(module: Any) -> bool:
+    """Whether calls of a module run code that `torch.compile` made."""
+    compiled = "torch._dynamo" in sys.modules and isinstance(module, torch._dynamo.OptimizedModule)
+    return compiled or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def around_calls(
+    module: torch.nn.Module, before: Callable[[], object], around: Callable[[], AbstractContextManager[None]] | None
+) -> tuple[dict[str, Any], str, Callable[..., Any]] | None:
+    """Return where to put what runs instead of a module's call, hooks included, and what.
+
+    Args:
+        module: Whose calls.
+        before: Called before each.
+        around: Makes the scope of each, whatever its class is; None: without a scope.
+
+    Returns:
+        A dictionary, a key and a function; None when the module's class calls it by ways of its own.
+    """
+    if around is None and type(module).__call__ is not torch.nn.Module.__call__:
+        return None
+    inner: Callable[..., Any] = getattr(module, "_compiled_call_impl", None) or module._call_impl
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before()
+        with contextlib.nullcontext() if around is None else around():
+            return inner(*args, **kwargs)
+
+    return vars(module), "_compiled_call_impl", call
+
+
+def without_mode(mode: Any) -> AbstractContextManager[Any]:
+    """Take a function mode off for a while, where it is the innermost one: code that compiles would look into it."""
+    inside = mode is not None and torch.overrides._get_current_function_mode() is mode
+    return torch.overrides._pop_mode_temporarily() if inside else contextlib.nullcontext()
 
 
 def saves_under_hooks(node: Any) -> bool:
@@ -213,9 +301,38 @@ def saves_under_hooks(node: Any) -> bool:
             try:
                 one.register_hooks(_pack, _unpack)
             except (AttributeError, RuntimeError) as error:
-                if "already been set" in str(error):
+                if "already been set" in str(error) and not _harmless(node, name):
                     return True
     return False
+
+
+_unpacked: list[int] = []
+"""Empty, or how often a hook of ppdsl's own has given back what it had packed."""
+
+
+def unpacked_harmlessly() -> None:
+    """Say that a pair of hooks that may unpack more than once has just unpacked, or exists."""
+    _unpacked[:] = [sum(_unpacked) + 1]
+
+
+def _harmless(node: Any, name: str) -> bool:
+    """Whether the hooks around a saved tensor are ppdsl's own."""
+    if not _unpacked:
+        return False
+    before = sum(_unpacked)
+    getattr(node, name.replace("_raw_saved_", "_saved_"))
+    return sum(_unpacked) > before
+
+
+@contextlib.contextmanager
+def quiet_fakes() -> Iterator[None]:
+    """Keep torch from writing into its log that a call did not work on fakes, which is what is being tried."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _pack(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:

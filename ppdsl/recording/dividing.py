@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 
@@ -17,7 +17,7 @@ from ppdsl.source import Span
 from ppdsl.spec.partition import AtCutpoint, Difference, Partition, Selection
 from ppdsl.spec.resolve import Resolution, resolve
 
-__all__ = ["Divider", "Division", "apply_assignment", "ignored_marks", "undivided"]
+__all__ = ["Divider", "Division", "apply_assignment", "division_like", "ignored_marks", "undivided"]
 
 Division: TypeAlias = Partition | Callable[[ModelOutline], Assignment]
 """A spec, or a function that gives each step of an outline its stage."""
@@ -93,6 +93,32 @@ def apply_assignment(tape: Tape, messages: Sequence[Message], assignment: Assign
     for message in messages:
         before = tape.records[message.records - 1].stage if message.records > 0 else None
         message.stage = message.frame.stage if message.frame.stage is not None else before
+
+
+def division_like(recording: _Recorded) -> Division | None:
+    """Return what divides the same model, called with other shapes, as it was divided; None where marks did.
+
+    A spec that balances stages by their cost would otherwise move a border with the shapes.
+    """
+    resolution = recording.resolution
+    if resolution is None:
+        return None
+    partition, assignment = resolution.partition, resolution.assignment
+
+    def divide(outline: ModelOutline) -> Assignment:
+        if (len(outline.steps), len(outline.calls)) == (len(assignment.steps), len(assignment.calls)):
+            return assignment
+        return resolve(partition, outline).assignment
+
+    return divide
+
+
+class _Recorded(Protocol):
+    """A recording."""
+
+    @property
+    def resolution(self) -> Resolution | None:
+        """What its spec came to."""
 
 
 def undivided(outline: ModelOutline) -> Assignment:

@@ -19,7 +19,8 @@ __all__ = ["INNER_FILES", "DataDependence", "data_dependence", "error_at", "labe
 # Code that is not the user's: a finding points at the innermost line outside of it.
 INNER_FILES = (
     f"{Path(torch.__file__).parent}{os.sep}",
-    str(Path(annotate.__file__).parent / "recording"),
+    str(Path(annotate.__file__).parent.parent / "recording"),
+    f"{Path(annotate.__file__).parent}{os.sep}",
     contextlib.__file__,
 )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ppdsl.annotate import Key
 from ppdsl.recording.findings import error_at
+from ppdsl.recording.side import is_side
 from ppdsl.recording.structure import Path, Template, fill
 from ppdsl.recording.tape import Ambient, Frame, Record, RecordKind, Tape, Value, ValueKind, memory_of, origin
 from ppdsl.source import Place
@@ -43,6 +44,7 @@ class Item:
         flops: Floating-point operations.
         record: The record it stands for, when it is no whole call.
         replicated: A spec asks that it runs in each stage that needs it.
+        records: Indices of the records that it stands for.
     """
 
     order: int
@@ -69,6 +71,7 @@ class Item:
     flops: int = 0
     record: Record | None = None
     replicated: bool = False
+    records: range = range(0)
 
     @property
     def repeatable(self) -> bool:
@@ -165,11 +168,13 @@ def _take_record(record: Record, result: Collapsed, *, replicated: bool) -> None
         record.index, record.target, record.template, record.inputs, record.outputs, record.stage, record.ambient,
         record.place, _name_of(record), writes=record.writes, attribute_write=attribute, effect=record.effect,
         random=record.random, flops=record.flops, record=record, replicated=replicated,
+        records=range(record.index, record.index + 1),
     )  # fmt: skip
     item.parameters = tuple(v for v in record.parameters if origin(v).kind is ValueKind.PARAMETER)
     item.buffers_read = tuple(v for v in record.parameters if origin(v).kind is ValueKind.BUFFER)
-    if record.effect and not attribute and not record.writes:
-        item.stage = None  # a hook on a tensor belongs to the stage that made the tensor
+    made = not is_side(record) or any(value.record >= 0 for value in record.inputs)
+    if record.effect and not attribute and not record.writes and made:
+        item.stage = None  # a hook on a tensor, or a loss, belongs to the stage that made the tensor
     result.items.append(item)
 
 
@@ -281,7 +286,7 @@ def _whole(frame: Frame, tape: Tape, uses: dict[int, int]) -> Item:
     item = Item(
         frame.start, target, frame.arguments.template, frame.inputs, [], stages.pop(), frame.ambient, frame.place,
         frame.name, effect=True, is_module=True, random=any(r.random for r in records),
-        flops=sum(r.flops for r in records),
+        flops=sum(r.flops for r in records), records=range(frame.start, frame.end),
     )  # fmt: skip
     item.module_name = frame.name if frame.module is not None and frame.registered else None
     if frame.result is not None:

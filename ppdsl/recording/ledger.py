@@ -27,6 +27,7 @@ class Ledger:
             user's, and constants that were written with something fake.
         poisoned: Why a tensor must not be used, by its id.
         saved_constants: (tensor, copy) of tensors of the user's that real calls write.
+        nodes: The autograd node of each value that has one when it is made, by the value's id.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Ledger:
         self.stand_ins: dict[int, torch.Tensor] = dict(fakes.fakes)
         self.poisoned: dict[int, str] = {}
         self.saved_constants: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.nodes: dict[int, tuple[Any, int]] = {}
         self._storages: dict[int, list[torch.Tensor]] = {}
         self._holders = holders
         self._mode = fakes.mode
@@ -83,6 +85,13 @@ class Ledger:
         self.current[id(tensor)] = value
         self.alive.append(tensor)
         self.remember_storage(tensor)
+        self._note_node(tensor, value)
+
+    def _note_node(self, tensor: torch.Tensor, value: Value) -> None:
+        node = compat.gradient_node(tensor) if value.meta.requires_grad else None
+        self.nodes.pop(id(value), None)
+        if node is not None:
+            self.nodes[id(value)] = node
 
     def remember_storage(self, tensor: torch.Tensor) -> None:
         """Note whose memory a tensor shares."""
@@ -120,6 +129,7 @@ class Ledger:
             # The order matters to readers: the tensor that the call was given comes first.
             record.writes.insert(0, (before, after)) if other is tensor else record.writes.append((before, after))
             self.current[id(other)] = after
+            self._note_node(other, after)
 
     def before_write(self, args: Any, kwargs: Any, *, fake: bool) -> None:
         """Prepare for a call that writes: keep a copy of a real tensor, or let a fake stand for it."""

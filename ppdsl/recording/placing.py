@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch.fx.node import map_aggregate
 
-from ppdsl.recording.callables import Captured, Fill, SetAttribute
+from ppdsl.recording.callables import Captured, EnterAmbient, Fill, SetAttribute
 from ppdsl.recording.programs import StageProgram
 from ppdsl.recording.structure import Atom, Branch, Template
+from ppdsl.recording.tape import Ambient
 
 __all__ = ["place_program"]
 
@@ -44,7 +45,19 @@ def place_program(program: StageProgram, device: torch.device) -> None:
             node.target.template = _moved_template(node.target.template, moved)
         elif isinstance(node.target, Captured):
             node.target.place(device)
+        elif isinstance(node.target, EnterAmbient) and "xla" in (before.type, device.type):
+            node.target = _moved_ambient(node.target, before.type, device.type)
     program.module.recompile()
+
+
+def _moved_ambient(call: EnterAmbient, before: str, after: str) -> EnterAmbient:
+    """Let autocast for the type of device that was recorded stand for that of the stage."""
+
+    def moved(ambient: Ambient) -> Ambient:
+        kinds = tuple((after if kind == before else kind, dtype) for kind, dtype in ambient.autocast)
+        return replace(ambient, autocast=kinds)
+
+    return EnterAmbient(moved(call.ambient), moved(call.base))
 
 
 def _moved_template(template: Template, moved: Any) -> Template:

@@ -228,6 +228,7 @@ class _RealState:
         self._recorder = recorder
         self._slots: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         self._reals: dict[int, tuple[torch.Tensor, Value, int]] = {}
+        self._before: dict[int, torch.Tensor] = {}
         self._attributes: list[tuple[Any, dict[str, Any], Picture]] = []
         self._constants: list[tuple[torch.Tensor, int, torch.Tensor]] = []
         self._scripted: list[Value] = []
@@ -261,6 +262,8 @@ class _RealState:
         if value.kind is ValueKind.PARAMETER:
             real = torch.nn.Parameter(real, requires_grad=fake.requires_grad)
         self._reals[id(real)] = (real, value, compat.version_of(real))
+        if value.kind is ValueKind.BUFFER:
+            self._before[id(real)] = real.clone()
         return real
 
     def used(self, spied: dict[int, torch.Tensor]) -> tuple[Value, ...]:
@@ -271,7 +274,9 @@ class _RealState:
         return tuple(
             value
             for real, value, version in self._reals.values()
-            if value.kind is ValueKind.BUFFER and compat.version_of(real) != version
+            if value.kind is ValueKind.BUFFER
+            # Kernels of batch norm do not say that they write.
+            and (compat.version_of(real) != version or not torch.equal(real, self._before[id(real)]))
         )
 
     def leave(self) -> None:

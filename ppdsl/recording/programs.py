@@ -23,6 +23,7 @@ from ppdsl.recording.callables import (
     enter_region,
     exit_ambient,
 )
+from ppdsl.recording.draws import Draw
 from ppdsl.recording.items import Item
 from ppdsl.recording.routes import Routes
 from ppdsl.recording.spelling import can_be_named, identifier, is_importable, plain_arguments
@@ -84,6 +85,7 @@ class StageProgram:
         parameters: (name, parameter) that the stage uses: the user's own objects.
         modules: (name, module) that it calls whole.
         state: (module, attribute) of each buffer and tensor attribute that it changes.
+        draws: What in it draws random numbers, in order.
     """
 
     stage: int
@@ -93,6 +95,7 @@ class StageProgram:
     parameters: tuple[tuple[str, torch.nn.Parameter], ...]
     modules: tuple[tuple[str, torch.nn.Module], ...]
     state: tuple[tuple[torch.nn.Module, str], ...] = ()
+    draws: tuple[Draw, ...] = ()
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the stage; switches that the model had set are left as they were found, also after an exception."""

@@ -68,6 +68,19 @@ class Recording:
         """
         return self._signature.bind(args, kwargs, targets)
 
+    @property
+    def examples(self) -> tuple[torch.Tensor, ...]:
+        """The tensors it was recorded with, in the order of `graph.inputs`."""
+        return self._signature.tensors
+
+    def call(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:
+        """Return arguments, keyword arguments and targets of the recorded call, with other tensors."""
+        return self._signature.call(leaves)
+
+    def with_examples_of(self, other: Recording) -> Recording:
+        """Return this recording without its own example tensors, as those of `other` do for the same call."""
+        return replace(self, _signature=other._signature)
+
     def check(self, leaves: Sequence[torch.Tensor]) -> None:
         """Check the tensors of one micro-batch, in the order of `graph.inputs`, against what was recorded.
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ppdsl.annotate import listen
+from ppdsl.annotate import hear, listen
 from ppdsl.diagnostics import RecordingError
 from ppdsl.recording import compat
 from ppdsl.recording.fakes import FakeState
@@ -30,19 +30,11 @@ from ppdsl.recording.patches import intercepting
 from ppdsl.recording.questions import answer, is_question
 from ppdsl.recording.randomness import Generators, Streams
 from ppdsl.recording.settings import Reads
+from ppdsl.recording.side import SideRecorder
 from ppdsl.recording.specials import call_special, opened_closure
 from ppdsl.recording.steering import python_value, without_fake_kernel
 from ppdsl.recording.structure import Unpacked, fill, unpack
-from ppdsl.recording.tape import (
-    Ambient,
-    Message,
-    Record,
-    RecordKind,
-    Value,
-    ValueKind,
-    ambient_now,
-    meta_of,
-)
+from ppdsl.recording.tape import Ambient, Message, Record, RecordKind, Value, ValueKind, ambient_now, meta_of
 from ppdsl.recording.unknown import Unknown, restore_numbers
 from ppdsl.recording.upkeep import Upkeep
 from ppdsl.source import Place
@@ -111,7 +103,7 @@ class Recorder(TorchFunctionMode):
     def run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call `function` and hear what it does."""
         modules = list(self.model.modules())
-        with listen(self.marking), intercepting(self, modules), self.meter, self:
+        with listen(self.marking), hear(SideRecorder(self)), intercepting(self, modules), self.meter, self:
             self.depths = compat.mode_depths()
             self.upkeep = Upkeep(self.model)
             result = function(*args, **kwargs)
@@ -170,7 +162,7 @@ class Recorder(TorchFunctionMode):
             tensors = [self.ledger.stand_in(t) for t in parts.tensors]
             if any(a is not b for a, b in zip(tensors, parts.tensors, strict=True)):
                 args, kwargs = fill(parts.template, tensors)
-        return func(*args, **kwargs)
+        return self.meter.call(func, args, kwargs)
 
     def call(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Run one torch call and write it down."""
@@ -226,6 +218,7 @@ class Recorder(TorchFunctionMode):
         known = all(value.known for value in values) and not effect and not parameters
         record = self.append(RecordKind.CALL, func, parts.template, values)
         record.effect, record.random, record.flops, record.parameters = effect, random, self.meter.flops, parameters
+        record.drawing = self.meter.drawing or ((func,) if random else ())
         tainted = random or any(value.random for value in values)
         if effect and name in ("requires_grad_", "__set__", "detach_") and not written:
             written = [0]

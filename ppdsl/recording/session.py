@@ -16,6 +16,7 @@ from ppdsl.recording.checks import check_kept, check_open_frames
 from ppdsl.recording.compare import difference
 from ppdsl.recording.dividing import Divider, undivided
 from ppdsl.recording.fakes import FakeState
+from ppdsl.recording.flowing import flow_of_gradients, sides_of
 from ppdsl.recording.items import collapse
 from ppdsl.recording.randomness import Generators
 from ppdsl.recording.recorder import Recorder
@@ -174,6 +175,7 @@ class Session:
             loss,
             tuple(recorder.marking.cutpoints),
         )
+        tape.flow, tape.sides = flow_of_gradients(tape, recorder.ledger), sides_of(tape)
         if self.divider is not None:
             self.spans = self.divider.divide(tape, recorder.messages)
         self.messages += recorder.messages

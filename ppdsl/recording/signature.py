@@ -167,6 +167,13 @@ def _apart(recorded: Template, given: Template, path: Path) -> Diagnostic | None
         )
     if isinstance(recorded, Hole) and isinstance(given, Hole):
         return None
+    if isinstance(recorded, Hole) and isinstance(given, Branch) and given.kind == "sequence":
+        return Diagnostic(
+            "wrong-structure",
+            f"{_argument(name)} is a {given.type.__name__} of {len(given.children)}, but was recorded as one tensor.",
+            (),
+            "give the whole batch as one tensor: the pipeline cuts it into micro-batches by itself",
+        )
     return _other_structure(name)
 
 

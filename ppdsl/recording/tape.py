@@ -159,6 +159,7 @@ class Record:
         frame: The module call it belongs to.
         effect: It must run even if nobody uses its result.
         random: It draws random numbers.
+        drawing: The torch functions that draw them, one for each call of one.
         flops: Floating-point operations.
         parameters: Values of parameters and buffers used by code that was not recorded call by call.
         expected: What a guard expects.
@@ -177,6 +178,7 @@ class Record:
     writes: list[tuple[Value, Value]] = field(default_factory=list)
     effect: bool = False
     random: bool = False
+    drawing: tuple[Any, ...] = ()
     flops: int = 0
     parameters: tuple[Value, ...] = ()
     expected: Any = None
@@ -212,6 +214,8 @@ class Frame:
         foreign_mode: Where torch was called inside a TorchDispatchMode of the user's, directly inside.
         seeded: Where torch's random numbers were seeded, directly inside.
         read_grad: Where `.grad` of a parameter was read, directly inside, and was None.
+        said: Auxiliary losses and metrics of code that was not recorded call by call, directly inside: for each whether
+            it has a gradient.
     """
 
     module: Any
@@ -243,6 +247,7 @@ class Frame:
     foreign_mode: Place | None = None
     seeded: Place | None = None
     read_grad: Place | None = None
+    said: list[bool] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -283,6 +288,8 @@ class Tape:
         cutpoints: Cutpoints that the model passed.
         divided: A spec gave the records their stages, not marks.
         repeated: Indices of records that run in every stage that needs them, because a spec replicates their module.
+        flow: The ways of the gradients: (value's id, index of the record that gives it a gradient).
+        sides: Indices of the records that say auxiliary losses or metrics: whether one of them has a gradient.
     """
 
     records: list[Record]
@@ -296,3 +303,5 @@ class Tape:
     tainted: frozenset[int] = frozenset()
     divided: bool = False
     repeated: frozenset[int] = frozenset()
+    flow: frozenset[tuple[int, int]] = frozenset()
+    sides: dict[int, bool] = field(default_factory=dict)

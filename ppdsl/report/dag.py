@@ -95,7 +95,7 @@ def draw_graph(
     canvas = Canvas(width, drawing.height, ascii_only=ascii_only)
     owners = len(drawing.boxes)
     for position, wire in enumerate(drawing.wires):
-        dashed = not any(edge.meta.requires_grad for edge in wire.net.edges)
+        dashed = not any(edge.gradient_from for edge in wire.net.edges)
         for line in wire.lines:
             canvas.line(line, owners + position, AXIS, dashed=dashed)
     for box in drawing.boxes:

@@ -36,7 +36,7 @@ def to_mermaid(graph: StageGraph) -> str:
             lines.append(f'    i{position}(["{_mermaid_text(route.name)}"])')
             lines += [f"    i{position} -.-> s{consumer}" for consumer in route.consumers]
     for edge in graph.edges:
-        arrow = "-->" if edge.meta.requires_grad else "-.->"
+        arrow = "-->" if edge.gradient_from else "-.->"
         label = _mermaid_text(f"{edge.value} {format_bytes(edge.bytes)}")
         lines += [f'    s{edge.producer} {arrow}|"{label}"| s{consumer}' for consumer in edge.consumers]
     for position, output in enumerate(graph.outputs):
@@ -68,7 +68,7 @@ def to_dot(graph: StageGraph) -> str:
             lines.append(f"    i{position} [label={_dot_text(route.name)}, shape=plaintext];")
             lines += [f"    i{position} -> s{consumer} [style=dashed];" for consumer in route.consumers]
     for edge in graph.edges:
-        style = "" if edge.meta.requires_grad else ", style=dashed"
+        style = "" if edge.gradient_from else ", style=dashed"
         label = _dot_text(edge.value, format_bytes(edge.bytes))
         lines += [f"    s{edge.producer} -> s{consumer} [label={label}{style}];" for consumer in edge.consumers]
     for position, output in enumerate(graph.outputs):
@@ -128,6 +128,7 @@ def _stage_object(stage: Stage) -> dict[str, object]:
         "parameter_bytes": stage.parameter_bytes,
         "trainable": stage.trainable,
         "has_backward": stage.has_backward,
+        "says": stage.says,
         "flops": stage.flops,
     }
 
@@ -143,6 +144,7 @@ def _edge_object(edge: Edge) -> dict[str, object]:
         "dtype": edge.meta.dtype,
         "bytes": edge.bytes,
         "requires_grad": edge.meta.requires_grad,
+        "gradient_from": list(edge.gradient_from),
         "place": None if edge.span is None else str(edge.span),
     }
 

@@ -48,7 +48,7 @@ def to_svg(graph: StageGraph, *, placement: Sequence[int] | None = None) -> str:
 
 
 def _wire(wire: Wire) -> list[str]:
-    dashed = "" if any(edge.meta.requires_grad for edge in wire.net.edges) else ' stroke-dasharray="4 4"'
+    dashed = "" if any(edge.gradient_from for edge in wire.net.edges) else ' stroke-dasharray="4 4"'
     parts = []
     for x, y, last_x, last_y in wire.lines:
         marker = ' marker-end="url(#arrow)"' if (last_x, last_y) in wire.arrows and x == last_x else ""

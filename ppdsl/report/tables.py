@@ -59,7 +59,7 @@ def edge_table(graph: StageGraph, *, width: int = 80) -> Text:
             e.value,
             str(e.meta),
             format_bytes(e.bytes),
-            "yes" if e.meta.requires_grad else "no",
+            "yes" if e.gradient_from else "no",
         )
         for e in graph.edges
     ]

@@ -97,7 +97,7 @@ def _edge_line(graph: StageGraph, edge: Edge) -> Text:
     targets = ", ".join(graph.stages[c].label for c in edge.consumers)
     line = Text.assemble(("sends    ", AXIS), (edge.value, LABEL), f" {edge.meta} {format_bytes(edge.bytes)}")
     line.append(f" to {targets}")
-    if not edge.meta.requires_grad:
+    if not edge.gradient_from:
         line.append(", no gradient", AXIS)
     return line
 

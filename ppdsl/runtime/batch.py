@@ -1,25 +1,31 @@
-"""Cutting a call's tensors into micro-batches, and putting the outputs of micro-batches together.
-
-The axis is never guessed: it is where the call is `microbatches` times as long as the recorded micro-batch. What fits
-both readings, one table for all or one micro-batch's rows, is refused until `batch_axis` says which it is.
-"""
+"""Cutting a call's tensors into micro-batches, and putting the outputs of micro-batches together."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ppdsl.diagnostics import CallError, Diagnostic
 from ppdsl.graph.ir import InputRoute, OutputRoute
-from ppdsl.runtime.layout import dtype_of
+from ppdsl.runtime.recorded import check_kinds, recorded_axes
+from ppdsl.runtime.split import Axes, BatchAxis, Shape, Split, units_of
 
-__all__ = ["Batch", "BatchAxis", "check_names", "join_microbatches", "output_axis", "slice_like", "split_batch"]
-
-BatchAxis = Mapping[str, int | None]
-"""Name of an input or output -> the axis of its batch; None: the same for every micro-batch."""
+__all__ = [
+    "Batch",
+    "BatchAxis",
+    "check_names",
+    "cut_batch",
+    "even_split",
+    "join_microbatches",
+    "output_axis",
+    "slice_like",
+    "split_batch",
+    "unclear_output",
+    "usual_axis",
+]
 
 
 @dataclass(frozen=True)
@@ -29,12 +35,15 @@ class Batch:
     Attributes:
         microbatches: For each micro-batch the caller's tensors, in the order of the graph's inputs.
         axes: For each input the axis it was cut along; None when every micro-batch gets it whole.
-        rows: Rows of one micro-batch: the length of the first cut input along its axis; None when nothing was cut.
+        rows: Rows of the first micro-batch: the length of the first cut input along its axis; None when nothing was
+            cut.
+        sizes: Rows of each micro-batch, the bigger ones first; empty when nothing was cut.
     """
 
     microbatches: tuple[tuple[torch.Tensor, ...], ...]
-    axes: tuple[int | None, ...]
+    axes: Axes
     rows: int | None
+    sizes: tuple[int, ...] = ()
 
 
 def split_batch(
@@ -63,122 +72,43 @@ def split_batch(
     >>> batch.axes, batch.rows, len(batch.microbatches), tuple(batch.microbatches[0][0].shape)
     ((0,), 2, 4, (2, 3))
     """
-    given = dict(batch_axis or {})
-    axes: list[int | None] = []
-    findings: list[Diagnostic] = []
-    for route, leaf in zip(routes, leaves, strict=True):
-        findings += _check_kind(route, leaf)
-        axis, found = _find_axis(route, tuple(leaf.shape), microbatches, given)
-        axes.append(axis)
-        findings += found
-    if not findings:
-        findings += _check_whole(routes, axes, microbatches, given)
+    axes, findings = recorded_axes(routes, leaves, microbatches, batch_axis or {})
+    findings = [*check_kinds(routes, leaves), *findings]
     if findings:
         raise CallError(*findings)
-    rows = next((r.meta.shape[a] for r, a in zip(routes, axes, strict=True) if a is not None), None)
-    if microbatches == 1:
-        return Batch((tuple(leaves),), tuple(axes), next((r.meta.shape[0] for r in routes if r.meta.shape), None))
+    return cut_batch(leaves, even_split(routes, axes, microbatches))
+
+
+def even_split(routes: Sequence[InputRoute], axes: Axes, microbatches: int) -> Split:
+    """Return the cut of a call into micro-batches like the recorded one.
+
+    Args:
+        routes: The graph's inputs, as recorded from one micro-batch.
+        axes: For each input the axis it is cut along.
+        microbatches: Number of micro-batches.
+    """
+    units = units_of(routes, axes)
+    rows = next((r.meta.shape[a] // u for r, a, u in zip(routes, axes, units, strict=True) if a is not None and u), 0)
+    return Split(axes, (rows,) * microbatches if rows else (), microbatches, units)
+
+
+def cut_batch(leaves: Sequence[torch.Tensor], split: Split) -> Batch:
+    """Cut the tensors of a call; the pieces are views of the caller's tensors.
+
+    Args:
+        leaves: The call's tensors, in the order of the graph's inputs.
+        split: How.
+    """
+    if split.microbatches == 1:
+        first = next((leaf.shape[0] for leaf in leaves if leaf.dim()), None)
+        return Batch((tuple(leaves),), split.axes, first, split.sizes)
     pieces = [
-        [leaf] * microbatches if axis is None else leaf.chunk(microbatches, axis)
-        for leaf, axis in zip(leaves, axes, strict=True)
+        [leaf] * split.microbatches if axis is None else leaf.split([unit * size for size in split.sizes], axis)
+        for leaf, axis, unit in zip(leaves, split.axes, split.units, strict=True)
     ]
-    cut = tuple(tuple(piece[m] for piece in pieces) for m in range(microbatches))
-    return Batch(cut, tuple(axes), rows)
-
-
-def _check_kind(route: InputRoute, leaf: torch.Tensor) -> list[Diagnostic]:
-    dtype, meta = dtype_of(route.meta.dtype), route.meta
-    if leaf.dtype != dtype:
-        given = str(leaf.dtype).removeprefix("torch.")
-        message = f"Input `{route.name}` is {given}, recorded {meta.dtype}."
-        advice = f"convert it to {meta.dtype}, or build the pipeline with a {given} example"
-        return [Diagnostic("wrong-dtype", message, help=advice)]
-    if leaf.requires_grad and not meta.requires_grad:
-        message = f"Input `{route.name}` requires a gradient, recorded without."
-        advice = "detach it, or build the pipeline with such an example"
-        return [Diagnostic("wrong-requires-grad", message, help=advice)]
-    return []
-
-
-def _find_axis(
-    route: InputRoute, shape: tuple[int, ...], microbatches: int, given: BatchAxis
-) -> tuple[int | None, list[Diagnostic]]:
-    recorded = route.meta.shape
-    if microbatches == 1:
-        return None, [] if shape == recorded else [_wrong_shape(route, shape, microbatches, None)]
-    if route.name in given:
-        return _check_given(route, shape, microbatches, given[route.name])
-    if len(shape) != len(recorded):
-        return None, [_wrong_shape(route, shape, microbatches, None)]
-    differ = [axis for axis, (a, b) in enumerate(zip(shape, recorded, strict=True)) if a != b]
-    if not differ:
-        return None, []
-    if len(differ) == 1 and shape[differ[0]] == microbatches * recorded[differ[0]]:
-        return differ[0], []
-    return None, [_wrong_shape(route, shape, microbatches, differ[0] if len(differ) == 1 else None)]
-
-
-def _check_given(
-    route: InputRoute, shape: tuple[int, ...], microbatches: int, axis: int | None
-) -> tuple[int | None, list[Diagnostic]]:
-    recorded = route.meta.shape
-    if axis is None:
-        return None, [] if shape == recorded else [_wrong_shape(route, shape, 1, None)]
-    if not -len(recorded) <= axis < len(recorded):
-        message = f"Input `{route.name}` has {len(recorded)} axes, so batch_axis={axis} is none of them."
-        return None, [Diagnostic("unknown-axis", message, help=f"use an axis from 0 to {len(recorded) - 1}")]
-    axis %= len(recorded)
-    wanted = _times(recorded, axis, microbatches)
-    return axis, [] if shape == wanted else [_wrong_shape(route, shape, microbatches, axis)]
-
-
-def _wrong_shape(route: InputRoute, shape: tuple[int, ...], microbatches: int, axis: int | None) -> Diagnostic:
-    recorded = route.meta.shape
-    if microbatches == 1:
-        message = f"Input `{route.name}` has shape {list(shape)}, recorded {list(recorded)}."
-        return Diagnostic("wrong-shape", message, help="give that shape, or build another pipeline for this one")
-    place = axis or 0
-    wanted = list(_times(recorded, place, microbatches)) if recorded else []
-    fits = axis is not None or (len(shape) == len(recorded) > 0 and shape[1:] == recorded[1:])
-    if fits and shape[place] < microbatches:
-        rows = "1 row" if shape[place] == 1 else f"{shape[place]} rows"
-        message = f"Input `{route.name}` has {rows} for {microbatches} micro-batches."
-        advice = f"give a batch of {wanted[place]} rows, or build the pipeline with fewer micro-batches"
-        return Diagnostic("batch-too-small", message, help=advice)
-    message = (
-        f"Input `{route.name}` has shape {list(shape)}, but {microbatches} micro-batches of the recorded "
-        f"{list(recorded)} make {wanted}."
-    )
-    advice = f"give shape {wanted}, or build the pipeline with an example cut from such a batch"
-    if not recorded:
-        advice = "give a tensor without axes"
-    return Diagnostic("wrong-shape", message, help=advice)
-
-
-def _check_whole(
-    routes: Sequence[InputRoute], axes: Sequence[int | None], microbatches: int, given: BatchAxis
-) -> list[Diagnostic]:
-    """Refuse inputs that are given whole although they look like rows, and names nobody has."""
-    lengths = {r.meta.shape[a]: r.name for r, a in zip(routes, axes, strict=True) if a is not None}
-    findings = []
-    if microbatches > 1 and not lengths and any(r.meta.shape and r.name not in given for r in routes):
-        message = f"The call has the rows of one micro-batch, but a step has {microbatches} micro-batches."
-        advice = f"give {microbatches} times as many rows, or build the pipeline with microbatches=1"
-        return [Diagnostic("batch-too-small", message, help=advice)]
-    for route, axis in zip(routes, axes, strict=True):
-        shape = route.meta.shape
-        if microbatches == 1 or axis is not None or route.name in given or not shape or shape[0] not in lengths:
-            continue
-        message = (
-            f"Input `{route.name}` has shape {list(shape)}: it could be one tensor for every micro-batch, or "
-            f"{shape[0]} rows like those of `{lengths[shape[0]]}` in one micro-batch."
-        )
-        advice = (
-            f"say batch_axis={{{route.name!r}: None}} to give it whole to every micro-batch, or give "
-            f"{microbatches * shape[0]} rows to cut"
-        )
-        findings.append(Diagnostic("ambiguous-batch", message, help=advice))
-    return findings
+    cut = tuple(zip(*pieces, strict=True)) or ((),) * split.microbatches
+    first = next((u * split.sizes[0] for a, u in zip(split.axes, split.units, strict=True) if a is not None), None)
+    return Batch(cut, split.axes, first, split.sizes)
 
 
 def check_names(batch_axis: BatchAxis, routes: Sequence[InputRoute], outputs: Sequence[OutputRoute]) -> None:
@@ -263,18 +193,37 @@ def output_axis(route: OutputRoute, batch: Batch, batch_axis: BatchAxis) -> int 
     """
     if route.name in batch_axis:
         return batch_axis[route.name]
-    shape, rows = route.meta.shape, batch.rows
+    axis = usual_axis(route.meta.shape, batch.rows, batch.axes)
+    if axis is None:
+        raise CallError(unclear_output(route, batch.rows))
+    return axis
+
+
+def usual_axis(shape: Shape, rows: int | None, axes: Axes) -> int | None:
+    """Return the axis of an output that its shape says; None when it does not.
+
+    Args:
+        shape: Of the output, in a micro-batch.
+        rows: Rows of a micro-batch.
+        axes: Along which the inputs were cut.
+    """
     fitting = [axis for axis, size in enumerate(shape) if size == rows]
-    cut = {axis for axis in batch.axes if axis is not None}
+    cut = {axis for axis in axes if axis is not None}
     if len(cut) == 1 and cut <= set(fitting):
         return cut.pop()
-    if len(fitting) == 1:
-        return fitting[0]
-    several = "several axes have" if fitting else "no axis has"
-    message = f"Output `{route.name}` has shape {list(shape)} in a micro-batch, and {several} its {rows} rows."
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def unclear_output(route: OutputRoute, rows: int | None) -> Diagnostic:
+    """Return the finding about an output of which no axis is clearly the batch's.
+
+    Args:
+        route: The output.
+        rows: Rows of a micro-batch; None when it has no axis that grows with them.
+    """
+    shape = list(route.meta.shape)
+    several = "several axes have" if rows in shape else "no axis has"
+    its = "rows of the batch" if rows is None else f"its {rows} rows"
+    message = f"Output `{route.name}` has shape {shape} in a micro-batch, and {several} {its}."
     advice = f"say batch_axis={{{route.name!r}: AXIS}}, None to take the last micro-batch's, or use microbatches=1"
-    raise CallError(Diagnostic("ambiguous-output", message, help=advice))
-
-
-def _times(shape: tuple[int, ...], axis: int, microbatches: int) -> tuple[int, ...]:
-    return (*shape[:axis], shape[axis] * microbatches, *shape[axis + 1 :])
+    return Diagnostic("ambiguous-output", message, help=advice)

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppdsl.diagnostics import CallError, Diagnostic
-from ppdsl.runtime.batch import Batch, split_batch
+from ppdsl.runtime.batch import Batch, cut_batch
 from ppdsl.runtime.compiled import Compiled
+from ppdsl.runtime.joining import Joined
 from ppdsl.runtime.library import Library
 from ppdsl.runtime.options import Options, weights_of
-from ppdsl.runtime.outcome import check_outputs
+from ppdsl.runtime.recorded import check_kinds
 
 __all__ = ["Call", "Request", "prepare"]
 
@@ -27,6 +28,8 @@ class Request:
         timeline: Whether to measure.
         with_loss: Whether the loss function runs.
         backward: Whether there is a backward.
+        reduce: Whether replicas take the mean of their gradients when it ends.
+        scale: What all gradients are multiplied by.
     """
 
     args: tuple[Any, ...]
@@ -36,6 +39,8 @@ class Request:
     timeline: bool
     with_loss: bool
     backward: bool
+    reduce: bool = True
+    scale: float = 1.0
 
     @property
     def mode(self) -> str:
@@ -45,7 +50,8 @@ class Request:
     @property
     def text(self) -> str:
         """The request beside its tensors; all ranks make the same."""
-        return f"outputs={self.outputs}, timeline={self.timeline}"
+        reduce, scale = "" if self.reduce else ", reduce=False", "" if self.scale == 1.0 else f", scale={self.scale}"
+        return f"outputs={self.outputs}, timeline={self.timeline}{reduce}{scale}"
 
 
 @dataclass(frozen=True)
@@ -57,12 +63,18 @@ class Call:
         batch: The tensors, cut into micro-batches.
         weights: What each micro-batch's loss counts.
         shapes: Names, types and shapes of the tensors; all ranks give the same.
+        base: What runs a batch like the example in the same state of the model.
+        joined: How each output is put together, when there are any to give.
+        counted: How many rows or targets the loss is the mean of; None when it is no such mean.
     """
 
     compiled: Compiled
     batch: Batch
     weights: tuple[float, ...]
     shapes: str
+    base: Compiled
+    joined: tuple[Joined | None, ...] = ()
+    counted: int | None = None
 
 
 def prepare(request: Request, library: Library, options: Options) -> Call:
@@ -77,25 +89,30 @@ def prepare(request: Request, library: Library, options: Options) -> Call:
         raise CallError(Diagnostic("unknown-outputs", message, help="one of: none, last, all"))
     if request.with_loss and library.targets is None:
         library.learn_targets(request.args, request.kwargs, request.targets)
-    compiled = library.compiled(with_loss=request.with_loss, backward=request.backward)
-    if request.backward and compiled.graph.loss is None:
+    mode = library.mode(with_loss=request.with_loss, backward=request.backward)
+    base = library.example_of(mode)
+    if request.backward and base.graph.loss is None:
         message = "There is no loss to train with: forward returns none, and the pipeline was built without loss=."
         raise CallError(Diagnostic("no-loss", message, help="give loss=, or let forward return a scalar"))
-    recording, routes = compiled.recording, compiled.graph.inputs
-    leaves = recording.bind(request.args, request.kwargs, request.targets if request.with_loss else ())
-    batch = split_batch(routes, leaves, library.microbatches, options.batch_axis)
-    for guard in recording.guards:
-        for microbatch in batch.microbatches:
+    routes = base.graph.inputs
+    leaves = base.recording.bind(request.args, request.kwargs, request.targets if request.with_loss else ())
+    shaped, compiled = library.shapes.find(base, leaves, mode)
+    kinds = check_kinds(routes, leaves)
+    if kinds:
+        raise CallError(*kinds)
+    batch = cut_batch(leaves, shaped.split)
+    for variant, microbatch in zip(compiled.variants, batch.microbatches, strict=True):
+        for guard in compiled.recordings[variant].guards:
             guard.check(microbatch)
-    if request.outputs != "none":
-        check_outputs(compiled, batch, options.batch_axis)
+    joined = library.shapes.joined(shaped, base, compiled, mode) if request.outputs != "none" else ()
     names = [route.name for route in routes]
-    weights = (0.0,) * library.microbatches
+    weights: tuple[float, ...] = (0.0,) * len(batch.microbatches)
+    counted = None
     if compiled.graph.loss is not None:
-        weights = weights_of(options.reduction, names, leaves, batch)
+        weights, counted = weights_of(options.reduction, names, leaves, batch)
     _check_parameters(compiled)
     shapes = ", ".join(f"{n} {str(t.dtype)[6:]}{list(t.shape)}" for n, t in zip(names, leaves, strict=True))
-    return Call(compiled, batch, weights, shapes)
+    return Call(compiled, batch, weights, shapes, base, joined, counted)
 
 
 def _check_parameters(compiled: Compiled) -> None:

@@ -18,9 +18,11 @@ from typing import Any
 import torch
 
 from ppdsl.diagnostics import CallError, Diagnostic, PpdslError, PpdslWarning, RunError
+from ppdsl.runtime.distributed import writes_shared
 from ppdsl.runtime.optimizer_state import OptimizerState, merge_groups, state_of
 from ppdsl.runtime.parts import ModelParts, subject_of
 from ppdsl.runtime.randomness import random_state
+from ppdsl.runtime.save_progress import Progress
 from ppdsl.runtime.saving import Part, choose_name, local_plan
 from ppdsl.runtime.subject import Subject
 
@@ -89,6 +91,7 @@ def save(
     keep: int | None = None,
     asynchronous: bool = False,
     timeout: float = 600.0,
+    progress: Progress | None = None,
 ) -> Saving:
     """Save a pipeline or a plain model so that `load` can go on at any number of stages; all ranks must call it.
 
@@ -96,7 +99,8 @@ def save(
     folder gets its name when all in it is written, so a crash at any moment leaves the checkpoint before as it was.
     The folder is a checkpoint of torch.distributed.checkpoint with the plain model's names (`model.*`), each tensor
     once; ties under their first name; the optimizer's state by parameter name (`optimizer.*`). Beside it are the number
-    of steps, the random number states of torch and Python on every rank, `extra`, and the spec for reference.
+    of steps, the seed that a pipeline's random numbers follow from and how often it has drawn by it, the random number
+    states of torch and Python on every rank, `extra`, and the spec for reference.
 
     A rank waits for the others to write their parts as long as the pipeline's `timeout` says. A plain model that lives
     in several processes is saved by one of them.
@@ -110,6 +114,8 @@ def save(
         keep: How many checkpoints stay, the newest ones; None: all.
         asynchronous: Whether to return as soon as all is copied, and write in the background.
         timeout: Seconds that the writing in the background waits for other ranks.
+        progress: Called while this process writes, with the bytes written and the bytes in all; in the background from
+            another thread. `ppdsl.report.saving.saving_bar()` draws them.
 
     Returns:
         The checkpoint; complete, unless it is written in the background: then `wait()` says when and whether it is.
@@ -132,8 +138,10 @@ def save(
         except RunError as error:
             subject.world.refuse(_MOMENT, error)
             raise
-    steps = target.steps if isinstance(target, ModelParts) else 0
-    part = _prepare(subject, directory, optimizer, extra, steps, keep=keep, copy=asynchronous, timeout=timeout)
+    steps, keyed = (target.steps, target.random.state()) if isinstance(target, ModelParts) else (0, None)
+    part = _prepare(
+        subject, directory, optimizer, extra, steps, keyed, progress, keep=keep, copy=asynchronous, timeout=timeout
+    )
     saving = Saving(part)
     if asynchronous:
         saving.start()
@@ -176,6 +184,8 @@ def _prepare(
     optimizer: torch.optim.Optimizer | None,
     extra: Any,
     steps: int,
+    keyed: Mapping[str, int] | None,
+    progress: Progress | None,
     *,
     keep: int | None,
     copy: bool,
@@ -187,7 +197,7 @@ def _prepare(
         _check(subject, directory, extra, keep)
         held = None if optimizer is None else state_of(optimizer, subject)
         state = _state(subject, held, copy=copy)
-        planner, plan = local_plan(state, first=subject.rank == 0)
+        planner, plan = local_plan(state, progress, first=subject.rank == 0)
     except Exception as error:
         world.refuse(_MOMENT, error)
         raise
@@ -215,7 +225,7 @@ def _prepare(
         "spec": _spec(subject),
         "torch": torch.__version__,
     }
-    more = {"extra": extra, "groups": groups, "random": [note["random"] for note in notes]}
+    more = {"extra": extra, "groups": groups, "random": [note["random"] for note in notes], "keys": keyed}
     plans = [note["plan"] for note in notes]
     name, token = notes[0]["name"], notes[0]["token"]
     return Part(directory, name, token, subject.rank, planner, plans, sidecar, more, keep, timeout)
@@ -267,7 +277,8 @@ def _state(subject: Subject, held: OptimizerState | None, *, copy: bool) -> dict
 
     own = subject.model.state_dict()
     saved = {f"model.{slot.name}": kept(slot.tensor) for slot in subject.slots if slot.saves and slot.persistent}
-    saved |= {f"model.{name}": own[key] for name, key in subject.extras().items()}
+    if writes_shared(subject.world):
+        saved |= {f"model.{name}": own[key] for name, key in subject.extras().items()}
     values = {} if held is None else held.values
     return saved | {f"optimizer.{name}.{key}": kept(v) for name, state in values.items() for key, v in state.items()}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,8 +15,15 @@ from ppdsl.recording.placing import place_program
 from ppdsl.recording.programs import SourceKind, StageProgram
 from ppdsl.recording.record import Recording
 from ppdsl.runtime.choosing import choose_schedule
+from ppdsl.runtime.compilation import Compilation
+from ppdsl.runtime.distributed import replica_of
+from ppdsl.runtime.drawing import drawing_of
 from ppdsl.runtime.executor import Executor
+from ppdsl.runtime.hearing import Metric
 from ppdsl.runtime.layout import Layout, dtype_of
+from ppdsl.runtime.moving import fetched, move_to, weights_on
+from ppdsl.runtime.overlap import join_replicas, leave_replicas
+from ppdsl.runtime.randomness import RandomKeys
 from ppdsl.runtime.stage import StageState, TiedParameter
 from ppdsl.runtime.ties import TieGroup, pairs_of
 from ppdsl.runtime.transport import make_parcels
@@ -67,12 +74,25 @@ class Compiled:
         plan: The message plan of all ranks.
         world: The ranks.
         recompute: Keys of the stages that run forward again in backward.
+        smaller: The same stages, as recorded for the smaller micro-batches of a batch that does not divide evenly.
+        variants: For each micro-batch whether it has `recording` (0) or `smaller` (1); empty: all have `recording`.
+
+    Attributes:
+        compilation: Which stages `torch.compile` compiles.
     """
 
     def __init__(
-        self, recording: Recording, plan: MessagePlan, world: World, recompute: Collection[int | str] = ()
+        self,
+        recording: Recording,
+        plan: MessagePlan,
+        world: World,
+        recompute: Collection[int | str] = (),
+        smaller: Recording | None = None,
+        variants: Sequence[int] = (),
     ) -> None:
         self.recording = recording
+        self.recordings = (recording,) if smaller is None else (recording, smaller)
+        self.variants = tuple(variants) or (0,) * plan.schedule.microbatches
         self.plan = plan
         self._world = world
         self.graph: StageGraph = recording.graph
@@ -85,6 +105,7 @@ class Compiled:
         self._devices = {rank: world.device(rank) for rank in self.local}
         self._opened = False
         self.recompute = frozenset(recompute)
+        self.compilation = Compilation()
 
     @property
     def outputs(self) -> tuple[OutputRoute, ...]:
@@ -106,21 +127,25 @@ class Compiled:
         return torch.device("cpu")
 
     def move_parameters(self) -> None:
-        """Move this process's parameters and buffers to its devices; the objects stay the user's own."""
+        """Move this process's parameters and buffers to its devices; the objects stay the user's own.
+
+        What several stages use goes to the first one's device.
+        """
+        placed: set[int] = set()
         for program in self.programs:
             device = self._devices[self.placement[program.stage]]
             if device is None:
                 continue
             with torch.no_grad():
                 for _, parameter in program.parameters:
-                    if not parameter.is_meta and parameter.device != device:
-                        parameter.data = parameter.data.to(device)
-                        if parameter.grad is not None:
-                            parameter.grad = parameter.grad.to(device)
+                    if not parameter.is_meta and parameter.device != device and id(parameter) not in placed:
+                        move_to(parameter, device)
+                    placed.add(id(parameter))
                 for name in self.graph.stages[program.stage].buffers:
                     buffer = self.recording.model.get_buffer(name)
-                    if not buffer.is_meta and buffer.device != device:
-                        buffer.data = buffer.data.to(device)
+                    if not buffer.is_meta and buffer.device != device and id(buffer) not in placed:
+                        move_to(buffer, device)
+                    placed.add(id(buffer))
 
     # ---------------------------------------------------------------- wiring, at the first step
 
@@ -147,40 +172,68 @@ class Compiled:
             groups.append(TieGroup(tie.names[0], mine, tie.stages, ranks, parts, trainable, layout, device))
         return tuple(groups)
 
-    @cached_property
+    @property
     def states(self) -> dict[int, StageState]:
-        """The run-time state of each stage of this process, by stage index."""
+        """The run-time state of each stage of this process, by stage index; of a bigger micro-batch's."""
+        return self._states_of[0]
+
+    @cached_property
+    def _states_of(self) -> tuple[dict[int, StageState], ...]:
+        """The same for each recording; they share parameters and what ties keep apart."""
         parts: dict[int, list[TiedParameter]] = {}
         for group in self.ties:
             for stage, part in group.parts.items():
                 parts.setdefault(stage, []).append(part)
-        for program in self.programs:
-            place_program(program, self.device_of(program.stage))
-        return {p.stage: self._state(p, parts.get(p.stage, ())) for p in self.programs}
+        found = []
+        for recording in self.recordings:
+            programs = [recording.programs[program.stage] for program in self.programs]
+            for program in programs:
+                place_program(program, self.device_of(program.stage))
+            found.append({p.stage: self._state(recording.graph, p, parts.get(p.stage, ())) for p in programs})
+        return tuple(found)
 
-    def _state(self, program: StageProgram, tied: Sequence[TiedParameter]) -> StageState:
-        again = self.graph.stages[program.stage].key in self.recompute
+    def _state(self, graph: StageGraph, program: StageProgram, tied: Sequence[TiedParameter]) -> StageState:
+        again = graph.stages[program.stage].key in self.recompute
         count, backward = self.schedule.microbatches, self.backward
-        return StageState(self.graph, program, count, backward=backward, tied=tied, recompute=again)
+        device = self.device_of(program.stage)
+        runs = self.compilation.program(graph.stages[program.stage], program, device)
+        state = StageState(graph, runs, count, backward=backward, tied=tied, recompute=again)
+        state.drawing = drawing_of(program.draws, device)
+        self.compilation.settle(state, program, device)
+        return state
 
     @cached_property
     def executors(self) -> tuple[Executor, ...]:
         """The interpreters of this process's ranks."""
-        parcels = make_parcels(self.plan)
+        parcels = make_parcels(self.plan, [self.recordings[variant].graph for variant in self.variants])
         executors = []
         for rank in self.local:
-            states = {s: state for s, state in self.states.items() if self.placement[s] == rank}
+            mine = [{s: t for s, t in states.items() if self.placement[s] == rank} for states in self._states_of]
+            states = mine[0]
             device = self._devices[rank] or next((self.device_of(s) for s in states), torch.device("cpu"))
             transport = self._world.transport(rank, parcels)
-            executors.append(Executor(self.plan, rank, states, parcels, transport, device))
+            by_microbatch = [mine[variant] for variant in self.variants]
+            executors.append(Executor(self.plan, rank, states, parcels, transport, device, by_microbatch))
+        join_replicas(executors, self.programs, self.ties, self._world)
         return tuple(executors)
 
     @property
     def run_warnings(self) -> list[str]:
         """What this process's stages have said of themselves while they ran."""
-        return [text for state in self.states.values() for text in state.warnings] if "states" in vars(self) else []
+        if "_states_of" not in vars(self):
+            return []
+        texts = [text for states in self._states_of for state in states.values() for text in state.warnings]
+        return list(dict.fromkeys(texts))
 
     # ---------------------------------------------------------------- a step
+
+    def seed(self, random: RandomKeys) -> None:
+        """Draw the random numbers of the step that begins by its keys, one for each micro-batch."""
+        count, replica = self.schedule.microbatches, replica_of(self._world)
+        keys = random.next(training=self.backward, microbatches=count, replica=replica)
+        for state in (state for states in self._states_of for state in states.values()):
+            if state.drawing is not None:
+                state.drawing.keys = keys
 
     def begin(
         self,
@@ -197,13 +250,18 @@ class Compiled:
                 part.gradient = None
         loss_dtype = self._loss_dtype()
         moved: dict[tuple[int, torch.device], list[torch.Tensor]] = {}
-        for stage, state in self.states.items():
+        for stage, state in ((s, t) for states in self._states_of for s, t in states.items()):
             device = self.device_of(stage)
             inputs = self._inputs_of(state, microbatches, device, moved)
             gradients = []
             if stage == self.graph.loss and self.backward:
-                gradients = [torch.tensor(weight, dtype=loss_dtype, device=device) for weight in weights]
-            state.begin(inputs, gradients, keep_outputs=keep_outputs)
+                gradients = weights_on(device, weights, loss_dtype)
+            shares = []
+            if state.stage.says and self.backward:
+                # Exact enough for whatever type the stage adds up in.
+                exact = torch.float64 if device.type in ("cpu", "cuda") else torch.float32
+                shares = weights_on(device, weights, exact)
+            state.begin(inputs, gradients, keep_outputs=keep_outputs, shares=shares)
         for executor in self.executors:
             executor.begin(measure=measure)
 
@@ -217,9 +275,11 @@ class Compiled:
         used = [source.index for source in state.program.sources if source.kind is SourceKind.INPUT]
         for index in used:
             if (index, device) not in moved:
-                layout = Layout.of(self.graph.inputs[index].meta)
+                layouts = [Layout.of(recording.graph.inputs[index].meta) for recording in self.recordings]
                 whole = (leaves[index].to(device, non_blocking=True) for leaves in microbatches)
-                moved[index, device] = [layout.conform(piece) for piece in whole]
+                moved[index, device] = [
+                    layouts[variant].conform(piece) for variant, piece in zip(self.variants, whole, strict=True)
+                ]
         count = len(self.graph.inputs)
         rows: list[list[Any]] = []
         for m in range(len(microbatches)):
@@ -244,16 +304,26 @@ class Compiled:
         """Return the loss of each micro-batch; empty in a process that does not compute it."""
         if self.graph.loss is None or self.graph.loss not in self.states:
             return []
-        return [loss for loss in self.states[self.graph.loss].losses if loss is not None]
+        losses = [self._states_of[variant][self.graph.loss].losses[m] for m, variant in enumerate(self.variants)]
+        return fetched([loss for loss in losses if loss is not None])
+
+    def said(self, stage: int) -> Iterator[tuple[torch.Tensor | None, Sequence[Metric]]]:
+        """Yield for each micro-batch what a stage of this process added to the loss, and its metrics."""
+        for m, variant in enumerate(self.variants):
+            hearing = self._states_of[variant][stage].hearing
+            yield hearing.losses[m], hearing.metrics[m]
 
     def output_pieces(self, index: int) -> list[torch.Tensor]:
         """Return an output's tensor for each micro-batch; empty in a process that does not make it."""
         producer = self.graph.outputs[index].producer
         if producer not in self.states:
             return []
-        return [kept[index] for kept in self.states[producer].outputs if index in kept]
+        outputs = [self._states_of[variant][producer].outputs[m] for m, variant in enumerate(self.variants)]
+        return fetched([kept[index] for kept in outputs if index in kept])
 
     def finish(self) -> None:
         """Let go of the step's tensors."""
-        for state in self.states.values():
-            state.begin((), (), keep_outputs=False)
+        for states in self._states_of:
+            for state in states.values():
+                state.begin((), (), keep_outputs=False)
+        leave_replicas(self._world)

@@ -1,10 +1,4 @@
-"""Ranks as processes of torch.distributed: gloo on CPU, NCCL on CUDA.
-
-With gloo all ranks of a pipeline share one group of its own, and a parcel's tag is its number in the plan: gloo
-connects every pair when the group is made, keeps a pair in order, and never confuses two tags. NCCL has no tags and
-one queue for each communicator, so every ordered pair of ranks gets a communicator of its own, made by all ranks in
-the same order before the first step; the two directions of a pair never wait for each other.
-"""
+"""Ranks as processes of torch.distributed: gloo on CPU, NCCL on CUDA; one pipeline, or several that train together."""
 
 from __future__ import annotations
 
@@ -13,9 +7,7 @@ import itertools
 import os
 import time
 import weakref
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -26,51 +18,81 @@ from ppdsl.diagnostics import CallError, Diagnostic, RunError
 from ppdsl.plan.messages import Message, MessagePlan, Send
 from ppdsl.recording import compat
 from ppdsl.runtime.board import Board
+from ppdsl.runtime.channels import Channels
 from ppdsl.runtime.executor import Executor
+from ppdsl.runtime.fleet import MeshLike, fleet_of
 from ppdsl.runtime.layout import Layout
+from ppdsl.runtime.process_transport import ProcessTransport
+from ppdsl.runtime.replicas import Replicas
 from ppdsl.runtime.transport import Parcel
+from ppdsl.runtime.waiting import destroy
 from ppdsl.runtime.watch import Watch
+from ppdsl.runtime.world import World
 
-__all__ = ["DistributedWorld", "ProcessTransport"]
+__all__ = [
+    "DistributedWorld", "ProcessTransport", "agree_on_call", "of_own_pipeline", "replica_of", "replicas_of",
+    "told_by_replicas", "writes_shared",
+]  # fmt: skip
 
 _SHARE_TAG = 1_000_000_000
-_BREAK_TAG = 1_000_000_001
-_WINDOW = 8
-"""Sends to one rank that may be under way; a plan is legal even when every send waits for its receive."""
 
 _numbers = itertools.count()
 
 
 class DistributedWorld:
-    """All processes of the default group, one rank each.
+    """All processes of the default group: the ranks of this process's pipeline, and those of its replicas.
 
     Args:
         timeout: Seconds to wait for another rank, in a step and before it.
         device: Where this rank computes; None: the local CUDA device when the default group has NCCL, else the CPU.
+        mesh: Which processes are a pipeline; None: all.
+
+    Attributes:
+        board: What all processes tell each other, those of other replicas, too.
+        channels: What moves bytes.
+        fleet: Who they are.
+        rank: This process among the ranks of its pipeline.
+        ranks: How many these are.
+        replicas: The replicas of this rank; None when there is one pipeline alone.
+
+    Raises:
+        CallError: The mesh does not fit the processes, or they disagree on it.
     """
 
-    def __init__(self, timeout: float, device: torch.device | None = None) -> None:
-        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+    def __init__(self, timeout: float, device: torch.device | None = None, mesh: MeshLike = None) -> None:
         self._timeout = timeout
         self._nccl = torch.cuda.is_available() and _default_has_nccl()
         self._device = device or (_local_cuda() if self._nccl else torch.device("cpu"))
         self._nccl = self._nccl and self._device.type == "cuda"
         store = PrefixStore(f"ppdsl/{next(_numbers)}", compat.default_store())
-        self.board = Board(store, self.rank, self.ranks, timeout)
-        # Longer than ours, so that it is ppdsl that says what was awaited.
-        self._limit = timedelta(seconds=2 * timeout + 30)
-        self._pairs: dict[tuple[int, int], Any] = {}
+        process, processes = dist.get_rank(), dist.get_world_size()
+        self.board = Board(store, process, processes, timeout)
         # Weakly: a pipeline that nobody holds any more takes its thread with it.
+        closing: list[Any] = []
         self._watch = Watch(self.board, weakref.WeakMethod(self._break))
-        self._end = weakref.finalize(self, _end, self._watch, self.board)
+        self._end = weakref.finalize(self, _end, self._watch, self.board, closing)
         self._broken: str | None = None
-        self._silent: set[int] = set()
-        # A rank that does not come is named here; the group itself would only run into its time-out.
-        self.agree("the building of the pipeline", {})
-        self._group: Any = dist.new_group(list(range(self.ranks)), backend="gloo", timeout=self._limit)
+        moment = "the building of the pipeline"
+        try:
+            self.fleet = fleet_of(mesh, process, processes)
+        except CallError as error:
+            self.refuse(moment, error)
+            self._end()
+            raise
+        self.rank, self.ranks = self.fleet.members.index(process), len(self.fleet.members)
+        # A rank that does not come is named here; a group itself would only run into its time-out.
+        self.agree(moment, {"the mesh": self.fleet.text})
+        self.board.names, self.board.pipelines = self.fleet.names, self.fleet.pipelines
+        try:
+            self.channels = Channels(self.fleet, self.board, self._device, closing, nccl=self._nccl)
+        except BaseException as error:
+            self._stop(error)
+            raise
+        count = self.fleet.replicas
+        self.replicas = Replicas(self.channels, count, staged=self.staged) if count > 1 else None
 
     def ranks_for(self, keys: int, placement: Mapping[int | str, int] | None) -> int:
-        """Return the number of processes."""
+        """Return the number of processes of a pipeline."""
         return self.ranks
 
     def holds(self, rank: int) -> bool:
@@ -81,8 +103,13 @@ class DistributedWorld:
         """Return this process's device."""
         return self._device
 
-    def agree(self, moment: str, facts: Mapping[str, str]) -> None:
+    def agree(self, moment: str, facts: Mapping[str, str], own: Mapping[str, str] | None = None) -> None:
         """Return when every rank has come here with the same facts.
+
+        Args:
+            moment: When this happens.
+            facts: What has to be equal on all processes.
+            own: What has to be equal on the ranks of a pipeline; its replicas may differ.
 
         Raises:
             CallError: Facts differ, or another rank refused.
@@ -90,7 +117,7 @@ class DistributedWorld:
         """
         self._check_usable()
         try:
-            self.board.agree(moment, facts)
+            self.board.agree(moment, facts, own)
         except CallError:
             raise
         except BaseException as error:
@@ -109,17 +136,8 @@ class DistributedWorld:
 
     def connect(self, plan: MessagePlan, pairs: Sequence[tuple[int, int]]) -> None:
         """Make the communicators of every ordered pair of ranks that needs one and has none, in ascending order."""
-        if not self._nccl:
-            return
         sends = {(s.message.source, s.message.target) for row in plan.rows for s in row if isinstance(s, Send)}
-        for source, target in sorted((sends | set(pairs)) - self._pairs.keys()):
-            group = dist.new_group([source, target], backend="nccl", timeout=self._limit)
-            self._pairs[source, target] = group
-            if self.rank in (source, target):
-                # The communicator comes to life with its first message, so that comes here, in one order for all.
-                probe = torch.zeros(1, dtype=torch.uint8, device=self._device)
-                self.start(probe, source, target, 0).wait()
-                torch.cuda.synchronize(self._device)
+        self.channels.connect(sends | set(pairs))
 
     def transport(self, rank: int, parcels: Mapping[Message, Parcel]) -> ProcessTransport:
         """Return a transport of this process."""
@@ -139,7 +157,7 @@ class DistributedWorld:
     def _stop(self, error: BaseException) -> None:
         self._broken = str(error) or type(error).__name__
         self.board.publish(error)
-        self.board.linger(self._silent)
+        self.board.linger()
 
     def run(self, executors: Sequence[Executor]) -> None:
         """Run this rank's list to its end, then wait until all it sent has left.
@@ -160,54 +178,11 @@ class DistributedWorld:
         while not done.query():
             self.board.raise_failure("while its device finished the step")
             if time.monotonic() > end:
-                message = f"Rank {self.rank}'s device did not finish the step within {self._timeout:g} seconds."
+                message = f"Rank {self.board.name}'s device did not finish the step within {self._timeout:g} seconds."
                 raise RunError(Diagnostic("timed-out", message, help="a peer may hang; timeout= sets the wait"))
             time.sleep(0.0005)
 
-    # ---------------------------------------------------------------- moving bytes
-
-    def start(self, row: torch.Tensor, source: int, target: int, tag: int) -> Any:
-        """Start moving a row of bytes from `source` to `target`, one of which is this rank."""
-        sends = source == self.rank
-        group = self._pairs[source, target] if row.is_cuda else self._group
-        peer = target if sends else source
-        return (dist.isend if sends else dist.irecv)(row, peer, group=group, tag=0 if row.is_cuda else tag)
-
-    def finish(self, work: Any, row: torch.Tensor, peer: int, text: str) -> None:
-        """Wait for the moving of a row with `peer`; `text` says what it is. On CUDA the device waits, not the host.
-
-        Raises:
-            RunError: It failed, or took too long.
-        """
-        if row.is_cuda:
-            # With a time-out NCCL would block the host; the end of the step looks at the clock instead.
-            work.wait()
-            return
-        started = time.monotonic()
-        try:
-            work.wait(timedelta(seconds=self._timeout))
-        except RuntimeError as error:
-            late = time.monotonic() - started >= self._timeout
-            self._raise_published(f"while waiting for rank {peer} ({text})", patience=0.0 if late else 0.1)
-            self._silent.add(peer)
-            if late:
-                message = f"Rank {self.rank} waited {self._timeout:g} seconds for rank {peer} in vain ({text})."
-                advice = f"rank {peer} hangs, or needs longer than timeout= allows"
-                raise RunError(Diagnostic("timed-out", message, help=advice)) from error
-            message = f"Rank {peer} is gone without a word, while rank {self.rank} waited for it ({text})."
-            raise RunError(Diagnostic("rank-lost", message)) from error
-
-    def _raise_published(self, waiting: str, patience: float) -> None:
-        """Raise what another rank has published; one that gives up closes its connections a moment before.
-
-        Raises:
-            RunError: There is something.
-        """
-        try:
-            self.board.raise_failure(waiting, patience)
-        except RunError as error:
-            if error.diagnostics[0].code != "store-lost":
-                raise
+    # ---------------------------------------------------------------- values of the whole step
 
     @property
     def staged(self) -> bool:
@@ -227,36 +202,25 @@ class DistributedWorld:
             others = [target for target in targets if target != source] if layout.numel else []
             works = [(self._start_shared(row, source, target), target) for target in others]
             for work, target in works:
-                self.finish(work, row, target, "a value of the whole step")
+                self.channels.finish(work, row, target, "a value of the whole step")
             return tensor if source in targets else None
         if self.rank not in targets or self.rank == source:
             return None
         result = layout.empty(device)
         if layout.numel:
             row = layout.wire(result)
-            self.finish(self._start_shared(row, source, self.rank), row, source, "a value of the whole step")
+            self.channels.finish(self._start_shared(row, source, self.rank), row, source, "a value of the whole step")
         return result
 
     def _start_shared(self, row: torch.Tensor, source: int, target: int) -> Any:
-        return self.start(row, source, target, _SHARE_TAG)
+        return self.channels.start(row, source, target, _SHARE_TAG)
 
     def gather(self, text: str) -> tuple[str, ...]:
         """Return the text of every process, in the order of ranks."""
         return self.board.gather(text)
 
     def _break(self) -> None:
-        """Make a pending wait of the main thread end, as another rank has failed.
-
-        gloo has no way to abort one wait from outside, but a wait that runs into its time-out closes all connections
-        of its group, and with them every other wait.
-        """
-        for group in self._pairs.values():
-            with contextlib.suppress(Exception):
-                group.abort()
-        with contextlib.suppress(RuntimeError):
-            peer = (self.rank + 1) % self.ranks
-            work: Any = dist.irecv(torch.empty(1), peer, group=self._group, tag=_BREAK_TAG)
-            work.wait(timedelta(milliseconds=1))
+        self.channels.break_off()
 
     def close(self) -> None:
         """Stop watching, and say that this process makes no more steps."""
@@ -264,77 +228,52 @@ class DistributedWorld:
         self._end()
 
 
-class ProcessTransport:
-    """Carries the parcels of one process."""
-
-    def __init__(self, world: DistributedWorld) -> None:
-        self._world = world
-        self._device = world.device(world.rank) or torch.device("cpu")
-        self._wire_device = torch.device("cpu") if world.staged else self._device
-        self._receiving: dict[int, tuple[Any, torch.Tensor]] = {}
-        self._sending: dict[int, deque[tuple[Any, Parcel, torch.Tensor]]] = {}
-
-    def send(self, parcel: Parcel, tensor: torch.Tensor) -> None:
-        """Start sending a tensor of the parcel's layout; it is kept alive until it has left."""
-        if parcel.layout.numel == 0:
-            return
-        message = parcel.message
-        row = parcel.layout.wire(tensor.to(self._wire_device))
-        work = self._world.start(row, message.source, message.target, parcel.index)
-        queue = self._sending.setdefault(message.target, deque())
-        queue.append((work, parcel, row))
-        if len(queue) > _WINDOW:
-            self._finish_oldest(queue)
-
-    def recv(self, parcel: Parcel) -> None:
-        """Post the receive of a parcel into a fresh tensor."""
-        slot = parcel.layout.empty(self._wire_device)
-        if parcel.layout.numel == 0:
-            self._receiving[parcel.index] = (None, slot)
-            return
-        message = parcel.message
-        work = self._world.start(parcel.layout.wire(slot), message.source, message.target, parcel.index)
-        self._receiving[parcel.index] = (work, slot)
-
-    def ready(self, parcel: Parcel) -> bool:
-        """Waiting is all there is to do."""
-        return True
-
-    def wait(self, parcel: Parcel) -> torch.Tensor:
-        """Return the tensor of a posted receive.
-
-        Raises:
-            RunError: The sender failed, is gone, or is too slow.
-        """
-        work, slot = self._receiving.pop(parcel.index)
-        if work is not None:
-            self._world.finish(work, slot, parcel.message.source, parcel.text)
-        return slot if self._wire_device == self._device else slot.to(self._device)
-
-    def drain(self) -> None:
-        """Return when all that was sent has left.
-
-        Raises:
-            RunError: A receiver failed, is gone, or is too slow.
-        """
-        for queue in self._sending.values():
-            while queue:
-                self._finish_oldest(queue)
-
-    def _finish_oldest(self, queue: deque[tuple[Any, Parcel, torch.Tensor]]) -> None:
-        work, parcel, row = queue[0]
-        self._world.finish(work, row, parcel.message.target, parcel.text)
-        queue.popleft()
-
-    def close(self) -> None:
-        """Forget what is under way."""
-        self._receiving.clear()
-        self._sending.clear()
+def replicas_of(world: World) -> Replicas | None:
+    """Return the replicas of a world's rank; None when there is one pipeline alone."""
+    return world.replicas if isinstance(world, DistributedWorld) else None
 
 
-def _end(watch: Watch, board: Board) -> None:
+def agree_on_call(world: World, moment: str, facts: Mapping[str, str], own: Mapping[str, str]) -> None:
+    """Return when every rank has come here, with the facts of all replicas and those of its own pipeline.
+
+    Raises:
+        CallError: Facts differ, or another rank refused.
+        RunError: A rank does not come.
+    """
+    if isinstance(world, DistributedWorld):
+        world.agree(moment, facts, own)
+    else:
+        world.agree(moment, {**facts, **own})
+
+
+def replica_of(world: World) -> int:
+    """Return the number of this process's pipeline among its replicas."""
+    return world.fleet.team.index(world.board.rank) if isinstance(world, DistributedWorld) else 0
+
+
+def told_by_replicas(world: World, name: str) -> tuple[str, ...]:
+    """Return what this rank's replicas said in the last agreement; nothing where there is one pipeline alone."""
+    if not isinstance(world, DistributedWorld) or world.replicas is None:
+        return ()
+    return tuple(world.board.told[process][name] for process in world.fleet.team)
+
+
+def of_own_pipeline(texts: Sequence[str], world: World) -> tuple[str, ...]:
+    """Return the texts of this process's pipeline, in the order of its ranks, out of those of all processes."""
+    return (
+        tuple(texts[member] for member in world.fleet.members) if isinstance(world, DistributedWorld) else tuple(texts)
+    )
+
+
+def writes_shared(world: World) -> bool:
+    """Whether this process writes what all replicas, and all tensor-parallel peers, have in common."""
+    return not isinstance(world, DistributedWorld) or (replica_of(world) == 0 and world.fleet.first_of_peers)
+
+
+def _end(watch: Watch, board: Board, closing: list[Any]) -> None:
     watch.close()
     board.leave()
+    destroy(closing)
 
 
 def _default_has_nccl() -> bool:

@@ -14,12 +14,17 @@ from typing import Any, NamedTuple, assert_never
 import torch
 
 from ppdsl.plan.messages import Compute, Direction, Free, MessagePlan, Recv, Send, Step, Wait
+from ppdsl.runtime import xla_adapter
 from ppdsl.runtime.failure import Situation, stage_failure
 from ppdsl.runtime.stage import StageState
 from ppdsl.runtime.transport import Parcel, Transport
 from ppdsl.schedule.action import Action, ActionKind
 
-__all__ = ["Executor", "Measured"]
+__all__ = ["Around", "Executor", "Measured"]
+
+
+Around = Callable[[Action, bool, Callable[[int], None]], Callable[[int], None]]
+"""Takes an action, whether it completes the gradients of its stage, and what it does; returns what to do instead."""
 
 
 class Measured(NamedTuple):
@@ -56,6 +61,7 @@ class Executor:
         parcels: Every message of the plan with its parcel.
         transport: What carries tensors to and from other ranks.
         device: Where this rank computes; a timeline waits for it before it reads the clock.
+        by_microbatch: For each micro-batch the state of each stage, where those of some are smaller; None: `stages`.
     """
 
     def __init__(
@@ -66,18 +72,43 @@ class Executor:
         parcels: Mapping[Any, Parcel],
         transport: Transport,
         device: torch.device,
+        by_microbatch: Sequence[Mapping[int, StageState]] | None = None,
     ) -> None:
         self.rank = rank
         self.stages = dict(stages)
-        self._plan = plan
+        self._by_microbatch = by_microbatch or [stages] * plan.schedule.microbatches
+        self.plan = plan
+        self.device = device
         self._transport = transport
-        self._device = device
-        for state in self.stages.values():
-            state.connect(self.stages)
+        for states in {id(states): states for states in self._by_microbatch}.values():
+            for state in states.values():
+                state.connect(dict(states))
         self._instructions = [self._compile(step, parcels) for step in plan.rows[rank]]
         self.position = 0
         self._measure = False
         self.measured: list[Measured] = []
+
+    def wrap(self, around: Around) -> None:
+        """Put something around every computation, once, before the first step."""
+        computations = {
+            position: instruction.step.action
+            for position, instruction in enumerate(self._instructions)
+            if isinstance(instruction.step, Compute)
+        }
+        last = {action.stage: p for p, action in computations.items() if action.kind is not ActionKind.FORWARD}
+        for position, action in computations.items():
+            instruction = self._instructions[position]
+            call = around(action, last.get(action.stage) == position, instruction.call)
+            self._instructions[position] = instruction._replace(call=call)
+
+    @property
+    def states(self) -> tuple[StageState, ...]:
+        """The state of each stage of this rank, for micro-batches of every size."""
+        return tuple({id(s): s for states in self._by_microbatch for s in states.values()}.values())
+
+    def state_of(self, stage: int, microbatch: int) -> StageState:
+        """The state of a stage for a micro-batch."""
+        return self._by_microbatch[microbatch][stage]
 
     def begin(self, *, measure: bool) -> None:
         """Go back to the first step of the list."""
@@ -89,15 +120,18 @@ class Executor:
         """Return when all that this rank sent has left."""
         self._transport.drain()
 
-    def advance(self) -> bool:
+    def advance(self, stop: int | None = None) -> bool:
         """Run until the end of the list (True) or until a receive is not there yet (False).
+
+        Args:
+            stop: Run to this position of the plan's row only, as if the list ended there.
 
         Raises:
             RunError: A stage failed, or a peer did.
             failure: The `RunError` made of an error in a stage.
         """
         instructions, transport = self._instructions, self._transport
-        position, end = self.position, len(self._instructions)
+        position, end = self.position, len(self._instructions) if stop is None else stop
         try:
             while position < end:
                 op, microbatch, parcel, call, _ = instructions[position]
@@ -137,8 +171,11 @@ class Executor:
             self.measured.append(Measured(step.action, start, time.perf_counter()))
 
     def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        elif self.device.type == "xla":
+            xla_adapter.launch(self.device)
+            xla_adapter.wait([self.device])
 
     @property
     def situation(self) -> Situation:
@@ -148,15 +185,15 @@ class Executor:
         step = self._instructions[self.position].step
         match step:
             case Compute(action):
-                return Situation(self.rank, self._plan.graph.stages[action.stage], action=action)
+                return Situation(self.rank, self.plan.graph.stages[action.stage], action=action)
             case Send(message) | Recv(message) | Wait(message):
-                edge = self._plan.graph.edges[message.edge]
+                edge = self.plan.graph.edges[message.edge]
                 forward = message.direction is Direction.FORWARD
                 sends = isinstance(step, Send)
                 index = edge.producer if forward == sends else message.consumer
-                return Situation(self.rank, self._plan.graph.stages[index], message=message, value=edge.value)
+                return Situation(self.rank, self.plan.graph.stages[index], message=message, value=edge.value)
             case Free(stage, _):
-                return Situation(self.rank, self._plan.graph.stages[stage])
+                return Situation(self.rank, self.plan.graph.stages[stage])
             case _:
                 assert_never(step)
 
@@ -167,28 +204,28 @@ class Executor:
             case Compute(action):
                 return _Instruction(_Op.COMPUTE, action.microbatch, None, self._computation(action), step)
             case Send(message):
-                edge = self._plan.graph.edges[message.edge]
+                edge = self.plan.graph.edges[message.edge]
                 if message.direction is Direction.FORWARD:
-                    take = self.stages[edge.producer].value_taker(edge.index)
+                    take = self.state_of(edge.producer, message.microbatch).value_taker(edge.index)
                 else:
-                    take = self.stages[message.consumer].gradient_taker(edge.index)
+                    take = self.state_of(message.consumer, message.microbatch).gradient_taker(edge.index)
                 return _Instruction(_Op.SEND, message.microbatch, parcels[message], take, step)
             case Recv(message):
                 return _Instruction(_Op.RECV, message.microbatch, parcels[message], _nothing, step)
             case Wait(message):
-                edge = self._plan.graph.edges[message.edge]
+                edge = self.plan.graph.edges[message.edge]
                 if message.direction is Direction.FORWARD:
-                    put = self.stages[message.consumer].value_putter(edge.index)
+                    put = self.state_of(message.consumer, message.microbatch).value_putter(edge.index)
                 else:
-                    put = self.stages[edge.producer].gradient_putter(edge.index, message.consumer)
+                    put = self.state_of(edge.producer, message.microbatch).gradient_putter(edge.index, message.consumer)
                 return _Instruction(_Op.WAIT, message.microbatch, parcels[message], put, step)
             case Free(stage, microbatch):
-                return _Instruction(_Op.FREE, microbatch, None, self.stages[stage].free, step)
+                return _Instruction(_Op.FREE, microbatch, None, self.state_of(stage, microbatch).free, step)
             case _:
                 assert_never(step)
 
     def _computation(self, action: Action) -> Callable[[int], None]:
-        state = self.stages[action.stage]
+        state = self.state_of(action.stage, action.microbatch)
         match action.kind:
             case ActionKind.FORWARD:
                 return state.forward

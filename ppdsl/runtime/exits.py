@@ -13,7 +13,7 @@ from ppdsl.recording.programs import Result
 from ppdsl.runtime.layout import Layout, dtype_of
 from ppdsl.schedule.flow import carries_gradient
 
-__all__ = ["Exit", "exits_of", "unexpected_output"]
+__all__ = ["Exit", "exits_of", "unexpected_gradient", "unexpected_output"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,18 @@ def unexpected_output(stage: Stage, exit_: Exit, result: torch.Tensor, microbatc
     labels = (Label(span, "made here"),) if span else ()
     advice = "values between stages must look the same in every micro-batch; keep what changes inside one stage"
     return RunError(Diagnostic("unexpected-output", message, labels, help=advice))
+
+
+def unexpected_gradient(stage: Stage, edge: Edge, microbatch: int) -> RunError:
+    """Return the error about a gradient that no message would carry."""
+    place = f" ({edge.span.short})" if edge.span else ""
+    message = (
+        f"Stage {stage.label} gives `{edge.value}`{place} a gradient in micro-batch {microbatch}, but gave it none "
+        "when it was recorded."
+    )
+    labels = (Label(edge.span, "made here"),) if edge.span else ()
+    advice = "use the value in the same way in every micro-batch: multiply by 0 where it does not count"
+    return RunError(Diagnostic("not-recorded", message, labels, help=advice))
 
 
 def _describe(shape: torch.Size, dtype: torch.dtype, *, requires_grad: bool) -> str:

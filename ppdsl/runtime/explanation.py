@@ -56,7 +56,7 @@ def explain(compiled: Compiled) -> dict[str, Any]:
                 "value": edge.value,
                 "meta": str(edge.meta),
                 "bytes": edge.bytes,
-                "gradient": edge.meta.requires_grad,
+                "gradient": bool(edge.gradient_from),
                 "producer": edge.producer,
                 "consumers": list(edge.consumers),
                 "messages": sum(m.edge == edge.index and m.direction is Direction.FORWARD for m in sends),

@@ -67,8 +67,8 @@ class Layout:
         if tensor.stride() == self.stride and not tensor.is_neg() and not tensor.is_conj():
             return tensor
         plain = tensor.resolve_conj().resolve_neg()
-        if _same_memory(self.shape, plain.stride(), self.stride):
-            return plain
+        if _same_memory(self.shape, plain.stride(), self.stride) or plain.device.type == "xla":
+            return plain  # an XLA tensor has no strides but those of its shape, whatever it says
         return torch.empty_strided(self.shape, self.stride, dtype=tensor.dtype, device=tensor.device).copy_(plain)
 
     def empty(self, device: torch.device) -> torch.Tensor:

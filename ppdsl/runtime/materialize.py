@@ -14,6 +14,7 @@ from ppdsl.diagnostics import CallError, Diagnostic
 from ppdsl.runtime.initialising import Initialiser, initialise
 from ppdsl.runtime.parts import ModelParts, subject_of
 from ppdsl.runtime.safetensors_io import SafetensorsSource
+from ppdsl.runtime.shards import is_shard
 from ppdsl.runtime.sources import MappingSource, Source, match, read
 from ppdsl.runtime.subject import Subject
 
@@ -67,6 +68,9 @@ def materialize(
     subject = subject_of(target)
     try:
         source = None if weights is None else _source_of(weights)
+        if source is None and any(is_shard(slot.tensor) for slot in subject.slots):
+            message = "The parameters are spread over replicas, and initial values are drawn for whole ones."
+            raise CallError(Diagnostic("already-sharded", message, help="call pp.materialize before pp.fully_shard"))
         if source is None:
             initialise(subject, subject.slots, init, seed)
         else:

@@ -13,17 +13,23 @@ import torch.distributed as dist
 from ppdsl.diagnostics import CallError, Diagnostic
 from ppdsl.runtime.batch import Batch, BatchAxis
 from ppdsl.runtime.distributed import DistributedWorld
+from ppdsl.runtime.fleet import MeshLike, refuse_replicas
 from ppdsl.runtime.inprocess import InProcessWorld
 from ppdsl.runtime.token_mean import TokenMean, warn_of_unequal_targets
 from ppdsl.runtime.world import World
+from ppdsl.runtime.xla import XlaWorld
+from ppdsl.runtime.xla_start import wants_xla
 from ppdsl.schedule.table import Schedule
 from ppdsl.spec.partition import Partition
 
-__all__ = ["Devices", "Options", "Reduction", "make_world", "weights_of"]
+__all__ = ["Compile", "Devices", "Options", "Reduction", "make_world", "weights_of"]
 
 Reduction = str | TokenMean | Callable[[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]], Any]
 """`mean`, `sum`, `token_mean` or a `TokenMean`, or a function of a micro-batch's and the whole batch's tensors by name
 that returns the weight."""
+
+Compile = bool | Collection[int | str] | Mapping[int | str, Mapping[str, Any]]
+"""Keys of stages, or for each key what `torch.compile` gets; True for all stages."""
 
 Devices = str | torch.device | Sequence[str | torch.device] | None
 """One device for all ranks of this process, one for each rank, or None for where the parameters are."""
@@ -42,6 +48,9 @@ class Options:
     spec: Partition | None = None
     default_axis: int | None = None
     recompute: bool | Collection[int | str] = False
+    seed: int | None = None
+    compile: Compile = False
+    dynamic: bool = True
 
     def recomputed(self, keys: Sequence[int | str]) -> frozenset[int | str]:
         """Return the keys of the stages that run forward again in backward.
@@ -52,19 +61,19 @@ class Options:
         Raises:
             CallError: There is no such stage.
         """
-        if isinstance(self.recompute, bool):
-            return frozenset(keys if self.recompute else ())
-        findings = []
-        for key in self.recompute:
-            if key not in keys:
-                near = difflib.get_close_matches(str(key), list(map(str, keys)), n=1)
-                advice = f"did you mean {near[0]!r}?" if near else f"one of: {', '.join(map(str, keys))}"
-                findings.append(
-                    Diagnostic("unknown-stage", f"recompute names stage {key!r}, which there is not.", (), advice)
-                )
-        if findings:
-            raise CallError(*findings)
-        return frozenset(self.recompute)
+        return _chosen("recompute", keys, chosen=self.recompute)
+
+    def compiled(self, keys: Sequence[int | str]) -> dict[int | str, Mapping[str, Any]]:
+        """Return for each stage that `torch.compile` compiles what it gets beside the stage.
+
+        Args:
+            keys: Of all stages.
+
+        Raises:
+            CallError: There is no such stage.
+        """
+        given = self.compile if isinstance(self.compile, Mapping) else {}
+        return {key: given.get(key, {}) for key in _chosen("compile", keys, chosen=self.compile)}
 
     def check(self) -> None:
         """Look at what can be checked without the model.
@@ -92,10 +101,31 @@ class Options:
         return keys if given is None else given
 
 
+def _chosen(name: str, keys: Sequence[int | str], *, chosen: bool | Collection[int | str]) -> frozenset[int | str]:
+    """Return the stages that an option names.
+
+    Raises:
+        CallError: There is no such stage.
+    """
+    if isinstance(chosen, bool):
+        return frozenset(keys if chosen else ())
+    findings = []
+    for key in chosen:
+        if key not in keys:
+            near = difflib.get_close_matches(str(key), list(map(str, keys)), n=1)
+            advice = f"did you mean {near[0]!r}?" if near else f"one of: {', '.join(map(str, keys))}"
+            findings.append(Diagnostic("unknown-stage", f"{name} names stage {key!r}, which there is not.", (), advice))
+    if findings:
+        raise CallError(*findings)
+    return frozenset(chosen)
+
+
 def weights_of(
     reduction: Reduction, names: Sequence[str], leaves: Sequence[torch.Tensor], batch: Batch
-) -> tuple[float, ...]:
+) -> tuple[tuple[float, ...], int | None]:
     """Return for each micro-batch the gradient of its loss: what its loss counts in the step's.
+
+    Also returned is how many rows or targets the step's loss is the mean of; None when it is no such mean.
 
     Args:
         reduction: How losses are added.
@@ -107,18 +137,25 @@ def weights_of(
     parts = [dict(zip(names, microbatch, strict=True)) for microbatch in batch.microbatches]
     if reduction == "mean":
         warn_of_unequal_targets(parts)
-        return (1.0 / count,) * count
-    if reduction == "token_mean":
-        return TokenMean().weights(parts)
-    if isinstance(reduction, TokenMean):
-        return reduction.weights(parts)
+        return _shares(batch), sum(batch.sizes) or None
+    if reduction == "token_mean" or isinstance(reduction, TokenMean):
+        return (reduction if isinstance(reduction, TokenMean) else TokenMean()).weigh(parts)
     if isinstance(reduction, str):
-        return (1.0,) * count
+        return (1.0,) * count, None
     whole = dict(zip(names, leaves, strict=True))
-    return tuple(float(reduction(part, whole)) for part in parts)
+    return tuple(float(reduction(part, whole)) for part in parts), None
 
 
-def make_world(devices: Devices, timeout: float, runtime: str | None) -> World:
+def _shares(batch: Batch) -> tuple[float, ...]:
+    count, sizes = len(batch.microbatches), batch.sizes
+    if len(set(sizes)) < 2:
+        return (1.0 / count,) * count
+    return tuple(size / sum(sizes) for size in sizes)
+
+
+def make_world(
+    devices: Devices, timeout: float, runtime: str | None, mesh: MeshLike = None, transport: str | None = None
+) -> World:
     """Return the ranks: processes when torch.distributed is initialised, otherwise all in this process.
 
     Raises:
@@ -127,13 +164,20 @@ def make_world(devices: Devices, timeout: float, runtime: str | None) -> World:
     initialised = dist.is_available() and dist.is_initialized()
     if not timeout > 0:
         raise CallError(Diagnostic("wrong-timeout", f"timeout is {timeout} seconds.", help="give more than 0"))
-    if runtime not in (None, "inprocess", "distributed"):
+    if runtime not in (None, "inprocess", "distributed", "xla"):
         message = f"There is no runtime {runtime!r}."
-        raise CallError(Diagnostic("unknown-runtime", message, help="one of: inprocess, distributed"))
+        raise CallError(Diagnostic("unknown-runtime", message, help="one of: inprocess, distributed, xla"))
     if runtime == "distributed" and not initialised:
         advice = "call torch.distributed.init_process_group() first, under torchrun"
         raise CallError(Diagnostic("not-initialised", "torch.distributed is not initialised.", help=advice))
     one = isinstance(devices, str | torch.device)
+    if not initialised or runtime in ("inprocess", "xla"):
+        refuse_replicas(mesh)
+    if wants_xla(devices, runtime, dist.get_world_size() if initialised else 1):
+        return XlaWorld(transport or "auto")
+    if transport is not None:
+        message = f"transport is {transport!r}, but the stages do not run on XLA devices."
+        raise CallError(Diagnostic("no-transport", message, help='leave transport= out, or give devices="xla"'))
     if runtime == "inprocess" or not initialised:
         if devices is None or isinstance(devices, str | torch.device):
             return InProcessWorld(None if devices is None else torch.device(devices))
@@ -141,4 +185,4 @@ def make_world(devices: Devices, timeout: float, runtime: str | None) -> World:
     if devices is not None and not one:
         message = "devices= is a list, but under torch.distributed each process has one device."
         raise CallError(Diagnostic("wrong-devices", message, help="give this process's device, or None"))
-    return DistributedWorld(timeout, torch.device(str(devices)) if devices is not None else None)
+    return DistributedWorld(timeout, torch.device(str(devices)) if devices is not None else None, mesh)

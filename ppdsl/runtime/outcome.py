@@ -8,22 +8,23 @@ import platform
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ppdsl.diagnostics import Diagnostic, PpdslWarning, Severity, render_plain
-from ppdsl.graph.ir import OutputRoute, TensorMeta
-from ppdsl.runtime.batch import Batch, BatchAxis, join_microbatches, output_axis
+from ppdsl.graph.ir import TensorMeta
 from ppdsl.runtime.compiled import Compiled
+from ppdsl.runtime.distributed import of_own_pipeline
+from ppdsl.runtime.joining import Joined
 from ppdsl.runtime.layout import Layout
 from ppdsl.runtime.world import World
 from ppdsl.schedule.action import parse_action
 from ppdsl.timeline import Event, Timeline
 from ppdsl.units import Seconds
 
-__all__ = ["StepResult", "check_outputs", "collect_outputs", "collect_timeline", "joined_layout", "share_loss"]
+__all__ = ["StepResult", "collect_outputs", "collect_timeline", "share_loss"]
 
 _CPU = torch.device("cpu")
 
@@ -33,17 +34,24 @@ class StepResult:
     """What a step or an evaluation gave.
 
     Attributes:
-        loss: The weighted sum of the micro-batches' losses, detached, on the CPU, the same number on every rank; None
-            when nothing computes a loss.
-        losses: Each micro-batch's own loss, not weighted.
+        loss: The weighted sum of the micro-batches' losses with their auxiliary losses (`pp.aux_loss`), detached, on
+            the CPU, the same number on every rank; None when nothing computes a loss.
+        losses: Each micro-batch's own loss with its auxiliary losses, not weighted.
         outputs: The model's own output type for the whole batch, on the ranks that asked for it; otherwise None.
         timeline: Measured times of all ranks, when asked for.
+        counted: How many rows (`mean`) or targets (`token_mean`) the loss is the mean of; None for other reductions.
+            It weighs the loss against those of other batches (`mean_loss`).
+        aux: What auxiliary losses make of `loss`; None when there are none.
+        metrics: What stages reported by `pp.metric`, by name: tensors on the CPU, the same on every rank.
     """
 
     loss: torch.Tensor | None
     losses: tuple[float, ...] = ()
     outputs: Any = None
     timeline: Timeline | None = None
+    counted: int | None = None
+    aux: torch.Tensor | None = None
+    metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 def share_loss(
@@ -95,50 +103,36 @@ def _microbatches(numbers: Sequence[int]) -> str:
     return f"micro-batch{'' if len(numbers) == 1 else 'es'} {', '.join(map(str, numbers))}"
 
 
-def joined_layout(route: OutputRoute, axis: int | None, microbatches: int) -> Layout:
-    """Return how an output of the whole batch lies on the wire: row-major."""
-    shape = list(route.meta.shape)
-    if axis is not None and microbatches > 1:
-        shape[axis] *= microbatches
-    return Layout.of(TensorMeta(tuple(shape), route.meta.dtype))
-
-
-def check_outputs(compiled: Compiled, batch: Batch, batch_axis: BatchAxis) -> None:
-    """Find the batch axis of every output before anything runs.
-
-    Raises:
-        CallError: One is not clear.
-    """
-    if compiled.schedule.microbatches == 1:
-        return
-    for index, route in enumerate(compiled.outputs):
-        if index not in _loss_outputs(compiled):
-            output_axis(route, batch, batch_axis)
-
-
 def collect_outputs(
     compiled: Compiled,
-    batch: Batch,
-    batch_axis: BatchAxis,
+    joined: Sequence[Joined | None],
     loss: torch.Tensor | None,
-    targets: Sequence[int],
     world: World,
+    *,
+    everywhere: bool,
 ) -> Any:
-    """Return the model's own output for the whole batch on the ranks in `targets`, None on others.
+    """Return the model's own output for the whole batch on the rank of the last stage or on all, None on others.
 
     An output that is the loss is the weighted loss of the step.
+
+    Args:
+        compiled: What ran.
+        joined: How each output is put together; None for the loss.
+        loss: The loss of the step.
+        world: All ranks.
+        everywhere: Whether all ranks get it.
     """
-    microbatches = compiled.schedule.microbatches
+    last = compiled.placement[max((route.producer for route in compiled.outputs), default=0)]
+    targets = range(len(compiled.plan.rows)) if everywhere else [last]
     leaves: list[torch.Tensor | None] = []
-    for index, route in enumerate(compiled.outputs):
-        if index in _loss_outputs(compiled):
+    for index, (route, how) in enumerate(zip(compiled.outputs, joined, strict=True)):
+        if how is None:
             leaves.append(loss)
             continue
-        axis = output_axis(route, batch, batch_axis) if microbatches > 1 else None
         pieces = compiled.output_pieces(index)
-        joined = join_microbatches(route, pieces, batch, batch_axis) if pieces else None
+        whole = how.join(pieces) if pieces else None
         source = compiled.placement[route.producer]
-        leaves.append(_spread(joined, source, targets, joined_layout(route, axis, microbatches), world))
+        leaves.append(_spread(whole, source, targets, how.layout, world))
     present = [leaf for leaf in leaves if leaf is not None]
     return compiled.recording.rebuild(present) if len(present) == len(leaves) else None
 
@@ -151,15 +145,8 @@ def _spread(
     return world.share(None if tensor is None else tensor.to(_CPU), source, targets, layout, _CPU)
 
 
-def _loss_outputs(compiled: Compiled) -> frozenset[int]:
-    if compiled.graph.loss is None:
-        return frozenset()
-    results = compiled.recording.programs[compiled.graph.loss].results
-    return frozenset(index for result in results if result.loss for index in result.outputs)
-
-
 def collect_timeline(compiled: Compiled, begun: float, world: World) -> Timeline:
-    """Return the measured times of all ranks, from the first one's start of the step.
+    """Return the measured times of all ranks of this pipeline, from the first one's start of the step.
 
     Processes of one host share a clock; those of another host are put at the start of their own step.
 
@@ -170,7 +157,7 @@ def collect_timeline(compiled: Compiled, begun: float, world: World) -> Timeline
     """
     rows = [(e.rank, str(m.action), m.start, m.end) for e in compiled.executors for m in e.measured]
     text = json.dumps({"host": _host(), "begun": begun, "rows": rows})
-    notes: list[Mapping[str, Any]] = [json.loads(note) for note in world.gather(text)]
+    notes: list[Mapping[str, Any]] = [json.loads(note) for note in of_own_pipeline(world.gather(text), world)]
     first: dict[str, float] = {}
     for note in notes:
         first[note["host"]] = min(note["begun"], first.get(note["host"], note["begun"]))

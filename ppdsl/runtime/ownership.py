@@ -11,6 +11,7 @@ from ppdsl.diagnostics import CallError, Diagnostic
 from ppdsl.graph.ir import TensorMeta
 from ppdsl.runtime.compiled import Compiled
 from ppdsl.runtime.layout import Layout
+from ppdsl.runtime.shards import is_shard, shard_like, whole
 from ppdsl.runtime.world import World
 
 __all__ = ["gather_state", "load_owned", "local_names", "owned_keys", "owners_of"]
@@ -82,7 +83,7 @@ def gather_state(compiled: Compiled, world: World) -> dict[str, Any]:
         source = owners[key][0]
         dtype = str(value.dtype).removeprefix("torch.")
         layout = Layout.of(TensorMeta(tuple(value.shape), dtype, tuple(value.stride())))
-        mine = value.detach().to(cpu).clone() if world.holds(source) else None
+        mine = whole(value).to(cpu).clone() if world.holds(source) else None
         state[key] = world.share(mine, source, ranks, layout, cpu)
     return state
 
@@ -106,4 +107,7 @@ def load_owned(compiled: Compiled, state: Mapping[str, Any], *, strict: bool) ->
         findings += [Diagnostic("unknown-state", f"The model has no `{key}`.") for key in state if key not in known]
         if findings:
             raise CallError(*findings)
-    model.load_state_dict({key: value for key, value in state.items() if key in owned}, strict=False)
+    patterns = model.state_dict()
+    mine = {key: value for key, value in state.items() if key in owned}
+    shards = {key: shard_like(value, patterns[key]) for key, value in mine.items() if is_shard(patterns.get(key))}
+    model.load_state_dict({**mine, **shards}, strict=False)

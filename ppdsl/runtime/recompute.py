@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ppdsl.recording.programs import StageProgram
 
-__all__ = ["Recomputed"]
+__all__ = ["Recomputed", "State", "copied_state", "with_state"]
 
 State = list[tuple[torch.nn.Module, str, Any]]
 """Module, attribute, and what stands there."""
@@ -38,17 +38,22 @@ class Recomputed:
         """Run the stage; without gradients there is nothing to run again."""
         if not torch.is_grad_enabled():
             return self._program(*tensors)
-        before = [(module, name, _copied(value)) for module, name, value in _state_of(self._program)]
+        before = copied_state(self._program)
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-            return nullcontext(), _with_state(self._program, before)
+            return nullcontext(), with_state(self._program, before)
 
         run: Callable[..., Sequence[torch.Tensor]] = checkpoint
         return run(self._program, *tensors, use_reentrant=False, context_fn=contexts)
 
 
+def copied_state(program: StageProgram) -> State:
+    """Return copies of what a program changes in modules."""
+    return [(module, name, _copied(value)) for module, name, value in _state_of(program)]
+
+
 @contextmanager
-def _with_state(program: StageProgram, state: State) -> Iterator[None]:
+def with_state(program: StageProgram, state: State) -> Iterator[None]:
     """Let a program find and change other tensors than the model's own: what autograd saves of them stays as it was."""
     own = _state_of(program)
     _put(state)

@@ -20,6 +20,7 @@ from ppdsl.runtime.optimizer_state import load_state
 from ppdsl.runtime.parts import ModelParts, subject_of
 from ppdsl.runtime.randomness import set_random_state
 from ppdsl.runtime.saving import LATEST, SIDECAR, STATE, WRITING
+from ppdsl.runtime.shards import empty_like, is_shard
 from ppdsl.runtime.subject import Subject
 
 __all__ = ["Checkpoint", "load"]
@@ -68,7 +69,9 @@ def load(
         directory: A folder for checkpoints, of which the latest complete one is loaded, or one checkpoint's folder.
         optimizer: This rank's optimizer, to get its parameters' options and state; None: only the model is loaded.
         strict: Whether the checkpoint must have every name of the model and no other.
-        rng: Whether random numbers go on as they would have. Ranks beyond those that saved begin again at the first.
+        rng: Whether random numbers go on as they would have: those of a pipeline's model at any number of ranks, unless
+            it was built with another `seed=`; those that the process draws by itself rank by rank, and ranks beyond
+            those that saved begin again at the first.
 
     Returns:
         What else was saved.
@@ -110,6 +113,8 @@ def load(
     if rng:
         saved = state["random"]
         set_random_state(saved[subject.rank % len(saved)])
+        if isinstance(target, ModelParts) and state.get("keys") is not None:
+            target.random.restore(state["keys"])
     if isinstance(target, ModelParts):
         target.renew(steps=found.steps)
     return found
@@ -151,6 +156,8 @@ def _find(directory: Path) -> Path:
 class _CheckpointSource:
     """The model's tensors in a checkpoint, and whatever else it holds, by key."""
 
+    reads_shards = True
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self.title = f"the checkpoint {path}"
@@ -186,13 +193,23 @@ class _CheckpointSource:
         """Copy the model's tensors."""
         self._load({_MODEL + name: target for name, target in targets.items()})
 
-    def values(self, keys: Collection[str]) -> dict[str, Any]:
-        """Return values of any kind."""
+    def values(self, keys: Collection[str], patterns: Mapping[str, torch.Tensor] | None = None) -> dict[str, Any]:
+        """Return values of any kind.
+
+        Args:
+            keys: Their keys.
+            patterns: Tensors by key: a value of the same shape is spread over processes as the tensor is.
+        """
         state: dict[str, Any] = {}
         for key in keys:
             entry = self.metadata.state_dict_metadata[key]
+            pattern = (patterns or {}).get(key)
             if isinstance(entry, TensorStorageMetadata):
-                state[key] = torch.empty(entry.size, dtype=entry.properties.dtype)
+                dtype = entry.properties.dtype
+                if pattern is not None and is_shard(pattern) and pattern.shape == entry.size:
+                    state[key] = empty_like(pattern, dtype)
+                else:
+                    state[key] = torch.empty(entry.size, dtype=dtype)
             else:
                 state[key] = None
         return self._load(state)
@@ -231,7 +248,8 @@ def _load_optimizer(
 
     def read(pairs: Collection[tuple[str, str]]) -> dict[tuple[str, str], Any]:
         keys = {pair: f"{_OPTIMIZER}{pair[0]}.{pair[1]}" for pair in pairs}
-        values = source.values(keys.values())
+        held = {slot.name: slot.tensor for slot in subject.slots}
+        values = source.values(keys.values(), {key: held[name] for (name, _), key in keys.items()})
         return {pair: values[key] for pair, key in keys.items()}
 
     load_state(optimizer, subject, sidecar["optimizer"], state["groups"], sidecar["optimizer_keys"], read)

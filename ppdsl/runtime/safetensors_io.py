@@ -14,8 +14,10 @@ from safetensors.torch import save_file
 
 from ppdsl.diagnostics import CallError, Diagnostic
 from ppdsl.graph.ir import TensorMeta
+from ppdsl.runtime.distributed import writes_shared
 from ppdsl.runtime.layout import Layout
 from ppdsl.runtime.parts import subject_of
+from ppdsl.runtime.shards import whole
 from ppdsl.runtime.subject import Slot, Subject
 
 __all__ = ["SafetensorsSource", "export_safetensors"]
@@ -33,6 +35,8 @@ class SafetensorsSource:
     Raises:
         CallError: There is nothing there, or it cannot be read.
     """
+
+    reads_shards = False
 
     def __init__(self, path: Path) -> None:
         self.title = str(path)
@@ -125,15 +129,16 @@ def export_safetensors(target: Any, path: str | os.PathLike[str]) -> Path:
     if path.suffix == ".safetensors":
         with world.step():
             tensors = _gather(subject, slots)
-        _written(subject, [(path, tensors)] if subject.rank == 0 else [], {})
+        _written(subject, [(path, tensors)] if subject.leads else [], {})
         return path
-    mine = {slot.name: _plain(slot.tensor) for slot in slots if slot.saves}
+    held = {slot.name: _plain(slot.tensor) for slot in slots if world.holds(slot.first)}
+    mine = held if writes_shared(world) else {}
     notes = [json.loads(note) for note in world.gather(json.dumps({name: _bytes(t) for name, t in mine.items()}))]
     files = [f"model-{i + 1:05}-of-{len(notes):05}.safetensors" for i in range(len(notes))]
     total = sum(size for note in notes for size in note.values())
     where = {name: file for file, note in zip(files, notes, strict=True) for name in note}
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
-    _written(subject, [(path / files[subject.rank], mine)] if mine else [], index if subject.rank == 0 else {}, path)
+    _written(subject, [(path / files[subject.rank], mine)] if mine else [], index if subject.leads else {}, path)
     return path
 
 
@@ -173,14 +178,16 @@ def _gather(subject: Subject, slots: list[Slot]) -> dict[str, torch.Tensor]:
         held = slot.tensor
         dtype = str(held.dtype).removeprefix("torch.")
         layout = Layout.of(TensorMeta(tuple(held.shape), dtype, tuple(held.stride())))
-        value = world.share(_plain(held) if slot.saves else None, slot.first, [0], layout, torch.device("cpu"))
+        value = world.share(
+            _plain(held) if world.holds(slot.first) else None, slot.first, [0], layout, torch.device("cpu")
+        )
         if value is not None:
             tensors[slot.name] = value.contiguous()
     return tensors
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu").contiguous()
+    return whole(tensor).to("cpu").contiguous()
 
 
 def _bytes(tensor: torch.Tensor) -> int:

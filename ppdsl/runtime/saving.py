@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan
 
 from ppdsl.diagnostics import Diagnostic, RunError
+from ppdsl.runtime.save_progress import CountingPlanner, Progress
 
 __all__ = ["LATEST", "SIDECAR", "STATE", "WRITING", "Part", "choose_name", "local_plan"]
 
@@ -52,13 +52,15 @@ def choose_name(directory: Path, steps: int) -> str:
     return name
 
 
-def local_plan(state: Mapping[str, Any], *, first: bool) -> tuple[DefaultSavePlanner, SavePlan]:
+def local_plan(
+    state: Mapping[str, Any], progress: Progress | None = None, *, first: bool
+) -> tuple[CountingPlanner, SavePlan]:
     """Return what this process wants to write of a state dictionary, with the planner that finds its tensors."""
     with warnings.catch_warnings():
         # The writer of torch 2.9 uses what torch itself calls deprecated, once in a process: here, not in a thread.
         warnings.filterwarnings("ignore", message="TypedStorage is deprecated")
         torch.empty(0).storage()
-    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner = CountingPlanner(progress)
     planner.set_up_planner(dict(state), is_coordinator=first)
     return planner, planner.create_local_plan()
 
@@ -84,7 +86,7 @@ class Part:
     name: str
     token: str
     rank: int
-    planner: DefaultSavePlanner
+    planner: CountingPlanner
     plans: Sequence[SavePlan]
     sidecar: Mapping[str, Any]
     state: Mapping[str, Any]
@@ -110,6 +112,7 @@ class Part:
         plans = writer.prepare_global_plan(plans)
         results = writer.write_data(self.planner.finish_plan(plans[self.rank]), self.planner)
         results.wait()
+        self.planner.finished()
         _write(self._note("done", self.rank), pickle.dumps(results.value()))
 
     def finish(self) -> None:

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from ppdsl.diagnostics import Diagnostic
+from ppdsl.runtime.shards import is_shard, shard_like, whole
 from ppdsl.runtime.subject import Slot, Subject, canonical
 from ppdsl.units import counted
 
@@ -20,6 +21,10 @@ Shape = tuple[int, ...]
 
 class Source(Protocol):
     """Tensors by name."""
+
+    @property
+    def reads_shards(self) -> bool:
+        """Whether it reads no more than a shard for a tensor that is spread over processes."""
 
     @property
     def title(self) -> str:
@@ -39,10 +44,12 @@ class MappingSource:
     Attributes:
         tensors: Tensors by name.
         title: What it is.
+        reads_shards: It does not.
     """
 
     tensors: Mapping[str, torch.Tensor]
     title: str = "the given state"
+    reads_shards: bool = False
 
     def shapes(self) -> Mapping[str, Shape]:
         """Return names and shapes."""
@@ -51,7 +58,7 @@ class MappingSource:
     def read(self, targets: Mapping[str, torch.Tensor]) -> None:
         """Copy values."""
         for name, target in targets.items():
-            target.copy_(self.tensors[name].detach())
+            target.copy_(whole(self.tensors[name]))
 
 
 @dataclass(frozen=True)
@@ -120,15 +127,20 @@ def read(source: Source, found: Mapping[Slot, str]) -> None:
     """
     fresh: dict[Slot, torch.Tensor] = {}
     targets: dict[str, torch.Tensor] = {}
+    shards: dict[str, torch.Tensor] = {}
     for slot, name in found.items():
         if not slot.mine:
             continue
         held = slot.tensor.detach()
         if held.is_meta:
             held = fresh[slot] = torch.empty_like(held, device=slot.goal)
-        targets[name] = held
+        (shards if is_shard(held) and not source.reads_shards else targets)[name] = held
     with torch.no_grad():
         source.read(targets)
+        for name, held in shards.items():
+            full = torch.empty(held.shape, dtype=held.dtype)
+            source.read({name: full})
+            held.copy_(shard_like(full, held))
         for slot, tensor in fresh.items():
             slot.put(tensor)
 

@@ -20,6 +20,7 @@ from ppdsl.runtime.inprocess import InProcessWorld
 from ppdsl.runtime.options import Options, Reduction
 from ppdsl.runtime.spec_plan import schedule_of, spec_placement
 from ppdsl.runtime.world import World
+from ppdsl.runtime.xla import XlaWorld
 from ppdsl.schedule.registry import is_searched
 from ppdsl.schedule.table import Schedule
 from ppdsl.simulation.costs import flop_costs
@@ -41,11 +42,13 @@ class ReadSpec:
     Attributes:
         partition: The spec, or None.
         device: Where it wants to run; None: where the parameters are.
+        mesh: Sizes of the mesh that it wants; None: it has no replicas.
         error: What is wrong; all ranks have to be told before it is raised.
     """
 
     partition: Partition | None = None
     device: str | None = None
+    mesh: Mapping[str, int] | None = None
     error: PpdslError | None = None
 
     def options(
@@ -97,6 +100,13 @@ class ReadSpec:
             _recomputed(partition) if recompute is None else recompute,
         )
 
+    @property
+    def compiled(self) -> tuple[Key, ...]:
+        """Keys of the stages that the spec wants compiled."""
+        if self.partition is None:
+            return ()
+        return tuple(key for key, options, _ in _stage_options(self.partition) if options.compile)
+
 
 def read_spec(spec: object, parameters: Mapping[str, int] | None) -> ReadSpec:
     """Read what `spec=` gives: a partition, the path of a `.ppspec`, or None.
@@ -107,7 +117,7 @@ def read_spec(spec: object, parameters: Mapping[str, int] | None) -> ReadSpec:
     """
     try:
         partition = _partition_of(spec, parameters)
-        return ReadSpec(partition, _device_of(partition))
+        return ReadSpec(partition, _device_of(partition), _mesh_of(partition))
     except PpdslError as error:
         return ReadSpec(error=error)
 
@@ -135,6 +145,16 @@ def _device_of(partition: Partition | None) -> str | None:
         message, advice = "The spec asks for device cuda, but torch finds none.", "write device = cpu to try it without"
         raise SpecError(Diagnostic("no-device", message, _labels(partition, "device"), advice))
     return device
+
+
+def _mesh_of(partition: Partition | None) -> dict[str, int] | None:
+    """Return the mesh of a spec that has replicas; without them `pp` only says how many ranks are used."""
+    mesh = None if partition is None else partition.settings.mesh
+    sizes = {} if mesh is None else dict(mesh.axes)
+    if partition is None or sizes.get("dp", 1) == 1:
+        return None
+    ranks = known_ranks(partition)
+    return sizes if ranks is None else {**sizes, "pp": ranks}
 
 
 def _labels(partition: Partition, setting: str) -> tuple[Label, ...]:
@@ -192,7 +212,7 @@ def _ranks(partition: Partition, world: World) -> int | None:
     Raises:
         SpecError: The spec is for more.
     """
-    if isinstance(world, InProcessWorld):
+    if isinstance(world, InProcessWorld | XlaWorld):
         return None
     there = world.ranks_for(1, None)
     wanted = known_ranks(partition) or there
@@ -214,7 +234,9 @@ def shared_costs(
         RecordingError: A module cannot run alone.
         SpecError: A cost file is wrong.
     """
-    costs = measured_costs(partition, model, args, kwargs, device=world.device(0) if world.holds(0) else None)
+    # On XLA devices the first run of a module would measure its compilation.
+    here = world.holds(0) and not isinstance(world, XlaWorld)
+    costs = measured_costs(partition, model, args, kwargs, device=world.device(0) if here else None)
     if costs is not None:
         world.agree("the measured times", {})
         costs = {str(name): float(seconds) for name, seconds in json.loads(world.gather(json.dumps(costs))[0]).items()}
@@ -262,15 +284,10 @@ def _refuse_unsupported(partition: Partition) -> None:
     findings = []
     for key, options, span in _stage_options(partition):
         modules = options.recompute if isinstance(options.recompute, tuple) else None
-        wanted = {"recompute": modules, "dtype": options.dtype, "compile": options.compile}
+        wanted = {"recompute": modules, "dtype": options.dtype}
         for name, value in wanted.items():
             if value not in (None, "none", False):
                 message = f"Option `{name}` of stage {key} is not supported by the runtime yet."
                 findings.append(Diagnostic("not-supported", message, (Label(span),), "leave it out"))
-    mesh = partition.settings.mesh
-    for axis, size in () if mesh is None else mesh.axes:
-        if axis != "pp" and size != 1 and mesh is not None:
-            message = f"The mesh has {size} along `{axis}`, but a pipeline runs along `pp` alone."
-            findings.append(Diagnostic("not-supported", message, (Label(mesh.span),), f"write {axis} = 1"))
     if findings:
         raise SpecError(*findings)

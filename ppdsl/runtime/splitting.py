@@ -16,6 +16,7 @@ Where no stage input needs a gradient, I has nothing to do and W is the whole ba
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,10 +25,11 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from ppdsl.diagnostics import Diagnostic, PpdslWarning, Severity, render_plain
 from ppdsl.recording import compat
 from ppdsl.runtime.cut import Cut, Edges, find_cut
 
-__all__ = ["Postponed", "Splitter"]
+__all__ = ["Postponed", "Splitter", "warn_of_whole"]
 
 Gradients = list[torch.Tensor | None]
 Ready = list[tuple[GradientEdge, torch.Tensor]]
@@ -70,6 +72,11 @@ class Splitter:
         self._reported: set[str] = set()
         self._cuts: list[Cut] = []
         self._mask: _Mask | None = None
+        self._refused: str | None = None
+
+    def refuse(self, name: str) -> None:
+        """Split nothing from now on, because the whole stage is one node of this name."""
+        self._refused = name
 
     def input_gradients(
         self, roots: Sequence[GradientEdge], gradients: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]
@@ -83,6 +90,10 @@ class Splitter:
         """
         if not leaves:
             return [], Postponed(None, [], [], [], list(zip(roots, gradients, strict=True)))
+        if self._refused is not None:
+            self._report_new([self._refused])
+            torch.autograd.backward(roots, gradients)
+            return [leaf.grad for leaf in leaves], None
         cut, edges = self._cut(roots, leaves)
         if cut.uncut:
             torch.autograd.backward(roots, gradients)
@@ -127,11 +138,31 @@ class Splitter:
                 return cut, edges
         cut, edges = find_cut(roots, leaves)
         cuts[:] = [cut, *cuts[: _SHAPES - 1]]
-        new = [name for name in cut.whole if name not in self._reported]
+        self._report_new(cut.whole)
+        return cut, edges
+
+    def _report_new(self, names: Sequence[str]) -> None:
+        new = [name for name in names if name not in self._reported]
         if new:
             self._reported.update(new)
             self._report(new)
-        return cut, edges
+
+
+def warn_of_whole(stage: str, nodes: Sequence[str]) -> str:
+    """Warn that a stage computes weight gradients of some nodes with the input gradients; return the sentence.
+
+    Args:
+        stage: Its label.
+        nodes: Names of the nodes.
+    """
+    names = ", ".join(f"`{name}`" for name in nodes)
+    message = (
+        f"Stage {stage} cannot split the backward of {names}: its weight gradients are computed with the input "
+        "gradients."
+    )
+    diagnostic = Diagnostic("backward-not-split", message, severity=Severity.WARNING)
+    warnings.warn(PpdslWarning(render_plain([diagnostic])), stacklevel=2)
+    return message
 
 
 class _Customs:

@@ -11,44 +11,29 @@ All state is indexed by micro-batch; nothing is "the latest". Around one micro-b
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from ppdsl.diagnostics import Diagnostic, PpdslWarning, Severity, render_plain
+from ppdsl.annotate import hear
 from ppdsl.graph.ir import Edge, StageGraph
 from ppdsl.recording.programs import SourceKind, StageProgram
-from ppdsl.runtime.exits import exits_of, unexpected_output
+from ppdsl.runtime.drawing import Drawing, drawn_by
+from ppdsl.runtime.exits import exits_of, unexpected_gradient, unexpected_output
+from ppdsl.runtime.hearing import DEAF, Hearing
 from ppdsl.runtime.layout import Layout
 from ppdsl.runtime.recompute import Recomputed
-from ppdsl.runtime.splitting import Postponed, Splitter
+from ppdsl.runtime.splitting import Postponed, Splitter, warn_of_whole
+from ppdsl.runtime.tied import TiedParameter, apart
 from ppdsl.schedule.flow import carries_gradient
 
 __all__ = ["StageState", "TiedParameter"]
 
 Deliver = Callable[[int, torch.Tensor], None]
 """Hand a tensor of a micro-batch to another stage of this rank."""
-
-
-class TiedParameter:
-    """A parameter that several stages use, as one of them sees it: it keeps this stage's own gradient apart.
-
-    The order in which gradients of several stages are added would otherwise depend on the schedule and the placement.
-    """
-
-    __slots__ = ("gradient", "parameter")
-
-    def __init__(self, parameter: torch.nn.Parameter) -> None:
-        self.parameter = parameter
-        self.gradient: torch.Tensor | None = None
-
-    def exchange(self) -> None:
-        """Swap `parameter.grad` with this stage's own gradient; called before and after a backward."""
-        self.gradient, self.parameter.grad = self.parameter.grad, self.gradient
+Program = Callable[..., Sequence[torch.Tensor]]
 
 
 class StageState:
@@ -76,15 +61,18 @@ class StageState:
         self.stage = graph.stages[program.stage]
         self.program = program
         self.tied = tuple(tied)
-        self._program: Callable[..., Sequence[torch.Tensor]] = Recomputed(program) if recompute else program
+        self.drawing: Drawing | None = None
+        self._program: Program = Recomputed(program) if recompute else program
         self._microbatches = microbatches
         self._step_has_backward = backward
-        self._backward = backward and self.stage.has_backward
+        self.runs_backward = backward and self.stage.has_backward
         self._entry_of: dict[int, int] = {}
         self._inputs_at: list[tuple[int, int]] = []
         self._leaf: list[bool] = []
         self._entries: list[tuple[int, Edge, Layout]] = []
+        self._silent: list[tuple[int, Edge]] = []
         self._trace_sources(graph)
+        self._leaves_at = [place for place, *_ in self._entries] + [place for place, _ in self._silent]
         self._exits = exits_of(graph, program.results, backward=backward)
         self._root_of = {exit_.edge.index: number for number, exit_ in enumerate(self._exits)}
         self._loss_at = next((i for i, result in enumerate(program.results) if result.loss), None)
@@ -92,7 +80,8 @@ class StageState:
         self._value_targets: list[list[Deliver]] = [[] for _ in self._exits]
         self._gradient_targets: list[Deliver | None] = [None] * len(self._entries)
         self._takes = [len(exit_.consumers) for exit_ in self._exits]
-        self._splitter = Splitter(self._report_whole)
+        self.splitter = Splitter(self._report_whole)
+        self.hearing = Hearing(self.stage, backward=backward)
         self.warnings: list[str] = []
         self.begin((), (), keep_outputs=False)
 
@@ -107,8 +96,14 @@ class StageState:
             self._leaf.append(source.requires_grad and self._step_has_backward)
             if self._leaf[-1] and carries_gradient(graph, edge, self.program.stage):
                 self._entries.append((position, edge, Layout.of(edge.meta)))
+            elif self._leaf[-1] and self.runs_backward:
+                self._silent.append((position, edge))
 
     # ---------------------------------------------------------------- wiring, once
+
+    def wrap(self, around: Callable[[Program], Program]) -> None:
+        """Run `around` of what the stage runs in its place."""
+        self._program = around(self._program)
 
     def connect(self, producers: dict[int, StageState]) -> None:
         """Hand over by reference what this stage receives from stages of its own rank (`producers`, by stage index)."""
@@ -175,6 +170,7 @@ class StageState:
         weights: Sequence[torch.Tensor],
         *,
         keep_outputs: bool,
+        shares: Sequence[torch.Tensor] = (),
     ) -> None:
         """Forget the step before and take the next one's inputs.
 
@@ -182,16 +178,20 @@ class StageState:
             inputs: For each micro-batch the caller's tensors, in the order of the graph's inputs.
             weights: For each micro-batch the gradient of its loss; empty when there is no backward.
             keep_outputs: Whether the model's outputs are kept for the caller.
+            shares: For each micro-batch the gradient of what the stage adds to its loss.
         """
         count, sources = self._microbatches, len(self._leaf)
         self._inputs = inputs
         self._weights = weights
+        self._shares = shares
+        self.hearing.begin(count)
         self._keep_outputs = keep_outputs
         self.losses: list[torch.Tensor | None] = [None] * count
         self.outputs: list[dict[int, torch.Tensor]] = [{} for _ in range(count)]
         self._arguments: list[list[Any]] = [[None] * sources for _ in range(count)]
         self._leaves: list[list[torch.Tensor]] = [[] for _ in range(count)]
         self._roots: list[list[Any]] = [[] for _ in range(count)]
+        self._ends: list[list[tuple[Any, torch.Tensor]]] = [[] for _ in range(count)]
         self._values: list[list[tuple[torch.Tensor, int]]] = [[_TAKEN] * len(self._exits) for _ in range(count)]
         self._gradients: list[list[list[torch.Tensor]]] = [
             [[_NOTHING] * len(exit_.gradients) for exit_ in self._exits] for _ in range(count)
@@ -216,7 +216,9 @@ class StageState:
         inputs = self._inputs[microbatch] if self._inputs_at else ()
         for position, index in self._inputs_at:
             arguments[position] = inputs[index]
-        results = self._program(*arguments)
+        with drawn_by(self.drawing, microbatch), hear(self.hearing.at(microbatch)):
+            results = self._program(*arguments)
+        added = self.hearing.take()
         values, watch = self._values[microbatch], self._step_has_backward
         for number, exit_ in enumerate(self._exits):
             result = results[exit_.position]
@@ -227,40 +229,52 @@ class StageState:
                 deliver(microbatch, value)
             if self._takes[number]:
                 values[number] = (value, self._takes[number])
-        if self._backward:
-            self._keep_for_backward(microbatch, results)
+        if self.runs_backward:
+            self._keep_for_backward(microbatch, results, added)
         if self._loss_at is not None:
             self.losses[microbatch] = results[self._loss_at].detach()
         if self._keep_outputs:
             self.outputs[microbatch] = {index: results[i].detach() for i, index in self._outputs_at}
         self._arguments[microbatch] = []
 
-    def _keep_for_backward(self, microbatch: int, results: Sequence[torch.Tensor]) -> None:
+    def _keep_for_backward(self, microbatch: int, results: Sequence[torch.Tensor], added: torch.Tensor | None) -> None:
         # The graph's edge, not the tensor: what was sent may die before its backward comes.
         self._roots[microbatch] = [
             get_gradient_edge(results[exit_.position]) if exit_.gradients else None for exit_ in self._exits
         ]
         if self._loss_at is not None and results[self._loss_at].requires_grad:
-            self._roots[microbatch].append(get_gradient_edge(results[self._loss_at]))
+            end = get_gradient_edge(results[self._loss_at])
+            self._ends[microbatch].append((end, self._weights[microbatch].reshape(())))
+        if added is not None and added.requires_grad:
+            share = self._shares[microbatch].reshape(()).to(added.dtype)
+            self._ends[microbatch].append((get_gradient_edge(added), share))
         arguments = self._arguments[microbatch]
-        self._leaves[microbatch] = [arguments[position] for position, _, _ in self._entries]
+        self._leaves[microbatch] = [arguments[position] for position in self._leaves_at]
 
     def backward(self, microbatch: int) -> None:
-        """Run autograd from the stage's values to its parameters and leaves, and hand the leaves' gradients on."""
+        """Run autograd from the stage's values to its parameters and leaves, and hand the leaves' gradients on.
+
+        Raises:
+            unexpected_gradient: A value gets a gradient that got none when it was recorded.
+        """
         roots, gradients = self._incoming(microbatch)
         if roots:
-            with self._apart():
+            with apart(self.tied), drawn_by(self.drawing, microbatch), hear(DEAF):
                 torch.autograd.backward(roots, gradients)
-        self._hand_gradients_back(microbatch, [leaf.grad for leaf in self._leaves[microbatch]])
+        found = [leaf.grad for leaf in self._leaves[microbatch]]
+        for (_, edge), gradient in zip(self._silent, found[len(self._entries) :], strict=True):
+            if gradient is not None:
+                raise unexpected_gradient(self.stage, edge, microbatch)
+        self._hand_gradients_back(microbatch, found)
 
     def input_gradients(self, microbatch: int) -> None:
         """Run autograd from the stage's values to its leaves alone, and hand their gradients on."""
         roots, gradients = self._incoming(microbatch)
         found: list[torch.Tensor | None] = [None] * len(self._entries)
         if roots:
-            with self._apart():
-                found, self._postponed[microbatch] = self._splitter.input_gradients(
-                    roots, gradients, self._leaves[microbatch]
+            with apart(self.tied), drawn_by(self.drawing, microbatch), hear(DEAF):
+                found, self._postponed[microbatch] = self.splitter.input_gradients(
+                    roots, gradients, self._leaves[microbatch][: len(self._entries)]
                 )
         self._hand_gradients_back(microbatch, found)
 
@@ -268,31 +282,20 @@ class StageState:
         """Add the gradients of the stage's parameters that `input_gradients` has left."""
         postponed, self._postponed[microbatch] = self._postponed[microbatch], None
         if postponed is not None:
-            with self._apart():
-                self._splitter.weight_gradients(postponed)
+            with apart(self.tied), drawn_by(self.drawing, microbatch), hear(DEAF):
+                self.splitter.weight_gradients(postponed)
 
     def _incoming(self, microbatch: int) -> tuple[list[GradientEdge], list[torch.Tensor]]:
         """Return where the backward of a micro-batch starts, and with which gradients."""
         roots, gradients = [], []
-        for root, parts in zip(self._roots[microbatch], self._gradients[microbatch], strict=False):
+        for root, parts in zip(self._roots[microbatch], self._gradients[microbatch], strict=True):
             if root is not None:
                 roots.append(root)
                 gradients.append(_sum_in_order(parts))
-        if len(self._roots[microbatch]) > len(self._exits):
-            roots.append(self._roots[microbatch][-1])
-            gradients.append(self._weights[microbatch])
+        for end, weight in self._ends[microbatch]:
+            roots.append(end)
+            gradients.append(weight)
         return roots, gradients
-
-    @contextlib.contextmanager
-    def _apart(self) -> Iterator[None]:
-        """Keep this stage's gradients of tied parameters apart while the body runs."""
-        for tied in self.tied:
-            tied.exchange()
-        try:
-            yield
-        finally:
-            for tied in self.tied:
-                tied.exchange()
 
     def _hand_gradients_back(self, microbatch: int, gradients: Sequence[torch.Tensor | None]) -> None:
         leaves = self._leaves[microbatch]
@@ -306,25 +309,18 @@ class StageState:
                 deliver(microbatch, gradient)
         self._leaves[microbatch] = []
         self._roots[microbatch] = []
+        self._ends[microbatch] = []
         self._gradients[microbatch] = []
 
     def _report_whole(self, nodes: Sequence[str]) -> None:
-        names = ", ".join(f"`{name}`" for name in nodes)
-        message = (
-            f"Stage {self.stage.label} cannot split the backward of {names}: its weight gradients are computed with "
-            "the input gradients."
-        )
-        self.warnings.append(message)
-        warnings.warn(
-            PpdslWarning(render_plain([Diagnostic("backward-not-split", message, severity=Severity.WARNING)])),
-            stacklevel=2,
-        )
+        self.warnings.append(warn_of_whole(self.stage.label, nodes))
 
     def free(self, microbatch: int) -> None:
         """Drop everything that is kept of a micro-batch, except its loss and the outputs for the caller."""
         self._arguments[microbatch] = []
         self._leaves[microbatch] = []
         self._roots[microbatch] = []
+        self._ends[microbatch] = []
         self._values[microbatch] = []
         self._gradients[microbatch] = []
         self._outgoing[microbatch] = []

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from ppdsl.runtime.compiled import Compiled
-from ppdsl.runtime.distributed import DistributedWorld
+from ppdsl.runtime.distributed import DistributedWorld, writes_shared
 from ppdsl.runtime.inprocess import InProcessWorld
 from ppdsl.runtime.ownership import owners_of
+from ppdsl.runtime.shards import is_shard
 from ppdsl.runtime.world import World
 from ppdsl.spec.partition import Partition
 
@@ -91,13 +92,18 @@ class Subject:
 
     @property
     def rank(self) -> int:
-        """The number of this process."""
-        return self.world.rank if isinstance(self.world, DistributedWorld) else 0
+        """The number of this process, among those of all replicas."""
+        return self.world.board.rank if isinstance(self.world, DistributedWorld) else 0
 
     @property
     def ranks(self) -> int:
-        """How many processes there are."""
-        return self.world.ranks if isinstance(self.world, DistributedWorld) else 1
+        """How many processes there are, those of all replicas."""
+        return self.world.board.ranks if isinstance(self.world, DistributedWorld) else 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process has the first rank of the first replica."""
+        return self.world.holds(0) and writes_shared(self.world)
 
     def extras(self) -> dict[str, str]:
         """Return the names of this process's state that is no tensor (`get_extra_state`), with the model's own."""
@@ -155,5 +161,7 @@ def _slots(model: torch.nn.Module, compiled: Compiled | None, world: World) -> I
             ranks = sorted({rank for key in keys for rank in owners[key]})
             held = [rank for rank in ranks if world.holds(rank)]
             device = world.device(held[0]) if held else None
-            slot = replace(slot, mine=bool(held), saves=world.holds(ranks[0]), first=ranks[0], device=device)
+            writes = writes_shared(world) or is_shard(slot.tensor)
+            saves = world.holds(ranks[0]) and writes
+            slot = replace(slot, mine=bool(held), saves=saves, first=ranks[0], device=device)
         yield slot

@@ -9,12 +9,14 @@ import torch
 
 from ppdsl.diagnostics import Diagnostic, RunError
 from ppdsl.runtime.layout import Layout
+from ppdsl.runtime.moving import start
 from ppdsl.runtime.stage import TiedParameter
 from ppdsl.runtime.world import World
 
-__all__ = ["TieGroup", "copy_from_owner", "pairs_of", "sum_gradients"]
+__all__ = ["FLAG", "TieGroup", "copy_from_owner", "pairs_of", "sum_gradients"]
 
-_FLAG = Layout(torch.Size((1,)), torch.uint8, (1,))
+FLAG = Layout(torch.Size((1,)), torch.uint8, (1,))
+"""One byte that says whether there is something to send."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ def sum_gradients(groups: Sequence[TieGroup], world: World) -> None:
             group.parameter.grad = total
         else:
             group.parameter.grad.add_(total)
+        start(group.device)
 
 
 def _part_of(group: TieGroup, stage: int, rank: int, world: World) -> torch.Tensor | None:
@@ -86,13 +89,13 @@ def _part_of(group: TieGroup, stage: int, rank: int, world: World) -> torch.Tens
     if tied is not None:
         tied.gradient = None
     if all(world.holds(holder) for holder in group.holders):
-        return part
+        return None if part is None else world.share(part, rank, group.holders, group.layout, group.device)
     if part is not None and part.layout != torch.strided:
         message = f"The tied parameter `{group.name}` has a sparse gradient, which cannot be added across ranks."
         raise RunError(Diagnostic("sparse-tie", message, help="use sparse=False for the embedding"))
     cpu = torch.device("cpu")
     flag = torch.tensor([part is not None], dtype=torch.uint8) if tied is not None else None
-    present = world.share(flag, rank, group.holders, _FLAG, cpu)
+    present = world.share(flag, rank, group.holders, FLAG, cpu)
     if present is None or not bool(present.item()):
         return None
     return world.share(part, rank, group.holders, group.layout, group.device)

@@ -66,13 +66,21 @@ class TokenMean:
         Raises:
             CallError: It is not clear which tensor is counted.
         """
+        return self.weigh(microbatches)[0]
+
+    def weigh(self, microbatches: Sequence[Mapping[str, torch.Tensor]]) -> tuple[tuple[float, ...], int]:
+        """Return what each micro-batch's loss counts, and how many targets of all of them do.
+
+        Raises:
+            CallError: It is not clear which tensor is counted.
+        """
         name = self._counted(microbatches[0])
         counts = [self._count(microbatch[name]) for microbatch in microbatches]
         total = sum(counts)
         if total == 0:
             # As the whole batch has it: a mean over nothing is not a number, a sum over nothing is 0.
-            return ((1.0 / len(counts)) if self.of == "mean" else 0.0,) * len(counts)
-        return tuple(count / total if self.of == "mean" else 1.0 / total for count in counts)
+            return ((1.0 / len(counts)) if self.of == "mean" else 0.0,) * len(counts), 0
+        return tuple(count / total if self.of == "mean" else 1.0 / total for count in counts), total
 
     def _count(self, target: torch.Tensor) -> int:
         counted = target[..., self.shift :] if self.shift else target

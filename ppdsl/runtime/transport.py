@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,13 +57,21 @@ class Transport(Protocol):
         """Give up everything that is under way."""
 
 
-def make_parcels(plan: MessagePlan) -> dict[Message, Parcel]:
-    """Return the parcels of a plan, numbered in the order of ranks and of their sends."""
+def make_parcels(plan: MessagePlan, graphs: Sequence[StageGraph] = ()) -> dict[Message, Parcel]:
+    """Return the parcels of a plan, numbered in the order of ranks and of their sends.
+
+    Args:
+        plan: The plan.
+        graphs: For each micro-batch the stage graph with its sizes; empty: the plan's own for all.
+    """
     graph = plan.graph
-    layouts = [Layout.of(edge.meta) for edge in graph.edges]
+    graphs = graphs or [graph] * plan.schedule.microbatches
+    layouts = {id(sized): [Layout.of(edge.meta) for edge in sized.edges] for sized in graphs}
     sends = [step.message for row in plan.rows for step in row if isinstance(step, Send)]
     return {
-        message: Parcel(index, message, layouts[message.edge], _describe(graph, message))
+        message: Parcel(
+            index, message, layouts[id(graphs[message.microbatch])][message.edge], _describe(graph, message)
+        )
         for index, message in enumerate(sends)
     }
 

@@ -13,7 +13,7 @@ __all__ = ["Watch"]
 
 
 class Watch:
-    """Looks for failures of other ranks while a step runs, several times a second.
+    """Looks for failures of other ranks while a step runs, and notes a long wait of its own, several times a second.
 
     Between steps its thread sleeps in a lock, so that it never stands inside torch when the interpreter ends.
 
@@ -54,6 +54,7 @@ class Watch:
 
     def _failed_elsewhere(self) -> bool:
         try:
+            self._board.waits.note()
             failure = self._board.failure()
         except RunError:
             # The store is gone, and with it the process that held it.

@@ -65,7 +65,7 @@ class Flow:
 def carries_gradient(graph: StageGraph, edge: Edge, consumer: int) -> bool:
     """Tell whether `consumer` gives a gradient of `edge` back to the stage that made it."""
     backward = graph.stages[consumer].has_backward and graph.stages[edge.producer].has_backward
-    return edge.meta.requires_grad and backward
+    return backward and consumer in edge.gradient_from
 
 
 def flow_of(graph: StageGraph) -> Flow:

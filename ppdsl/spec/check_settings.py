@@ -223,7 +223,7 @@ def _mesh(node: SettingNode, context: Context) -> Mesh | None:
             continue
         if size < 1:
             context.report("no-ranks", f"The mesh has {size} ranks along {pair.name}, but at least 1.", pair.span)
-        elif size == 1 or not context.unsupported("mesh", pair.name, pair.span):
+        else:
             axes[pair.name] = size
     return Mesh(tuple(axes.items()), node.span)
 

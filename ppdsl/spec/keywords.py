@@ -53,9 +53,6 @@ COUNT_UNITS = {"K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
 NOT_SUPPORTED: dict[tuple[str, str], str] = {
     ("recompute", "modules"): "a stage is recomputed as a whole",
     ("option", "dtype"): "a type for each stage has no effect yet",
-    ("option", "compile"): "compiling a stage has no effect yet",
     ("placement", "several"): "replicated stages have no effect yet",
-    ("mesh", "dp"): "data parallelism has no effect yet",
-    ("device", "xla"): "XLA devices have no effect yet",
 }
 """What the language can say and nothing obeys yet: refused, never ignored."""

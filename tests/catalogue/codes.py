@@ -10,7 +10,7 @@ __all__ = ["codes_in_source"]
 
 _PACKAGE = Path(__file__).resolve().parents[2] / "ppdsl"
 _SINGLE_WORDS = ("deadlock", "interrupted", "syntax")
-_OTHER_TEXTS = frozenset({"micro-batch", "micro-batches", "ppdsl-watch", "utf-8"})
+_OTHER_TEXTS = frozenset({"micro-batch", "micro-batches", "ppdsl-store", "ppdsl-watch", "utf-8"})
 """Texts with hyphens that are no codes."""
 
 

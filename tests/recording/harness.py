@@ -192,6 +192,16 @@ def _split_step(recording: Recording, args: tuple[Any, ...], kwargs: dict[str, A
             gradients.append(total)
         if tensors:
             torch.autograd.backward(tensors, gradients)
+    if with_loss == (graph.loss is not None):
+        _check_flow(recording, received)
+
+
+def _check_flow(recording: Recording, received: dict[tuple[int, int], Tensor]) -> None:
+    """Look whether the recording knows of every gradient: one that it does not know of would never be sent."""
+    for (index, consumer), tensor in received.items():
+        edge = recording.graph.edges[index]
+        if tensor.grad is not None and consumer not in edge.gradient_from:
+            raise ValueError(f"stage {consumer} gives `{edge.value}` a gradient that the recording does not know of")
 
 
 def _check_meta(result: Any, tensor: Tensor, stage: int) -> None:

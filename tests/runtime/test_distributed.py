@@ -138,7 +138,7 @@ def test_a_rank_that_makes_fewer_steps_is_named() -> None:
     result = launch(2, "leaving")
     assert said(result, 0) == (
         "RunError: error[rank-ended]: Rank 1 ended before step 2, which rank 0 has begun.\n"
-        "help: all ranks must make the same calls\nover"
+        "help: all ranks must make the same calls, for the same number of batches\nover"
     ), result.stderr
 
 

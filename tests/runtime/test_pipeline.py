@@ -272,7 +272,7 @@ BAD_CHOICES = {
     "wrong-timeout": ({"timeout": 0}, "error[wrong-timeout]: timeout is 0 seconds.\nhelp: give more than 0"),
     "unknown-runtime": (
         {"runtime": "mpi"},
-        "error[unknown-runtime]: There is no runtime 'mpi'.\nhelp: one of: inprocess, distributed",
+        "error[unknown-runtime]: There is no runtime 'mpi'.\nhelp: one of: inprocess, distributed, xla",
     ),
     "not-initialised": (
         {"runtime": "distributed"},

@@ -223,7 +223,7 @@ def refusals() -> None:
     case = CASES["chain"]
     inputs, targets = batch_of(case)
     rank = dist.get_rank()
-    pipe = pipeline_of(case, case.model(), timeout=20.0, placement=place(3))
+    pipe = pipeline_of(case, case.model(), timeout=20.0, placement=place(3), dynamic=False)
     first = pipe.step(*inputs, targets=targets).loss
     attempt(lambda: pipe.step(inputs[0][:6] if rank == 1 else inputs[0], targets=targets))
     attempt(lambda: pipe.evaluate(*inputs, targets=targets) if rank == 1 else pipe.step(*inputs, targets=targets))

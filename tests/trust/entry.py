@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -53,12 +53,17 @@ class Entry:
         reports: Ids of the reports it stands for.
         make: Builds it for a number of micro-batches, always with the same numbers.
         exact: Whether every number must be the same bit for bit.
+        tolerance: How far a float64 may be off otherwise, relative to the largest of its tensor.
     """
 
     name: str
     reports: tuple[str, ...]
     make: Callable[[int], Setup]
     exact: bool = False
+    tolerance: float = 1e-10
+
+    def unlike(self, what: str, ours: Tensor | None, theirs: Tensor | None) -> list[str]:
+        return _unlike(what, ours, theirs, exact=self.exact, tolerance=self.tolerance)
 
 
 def part_of(setup: Setup, number: int, microbatches: int) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:
@@ -83,8 +88,10 @@ def plain_loop(setup: Setup, microbatches: int) -> tuple[Tensor, list[Any]]:
     outputs = []
     for number in range(microbatches):
         args, kwargs, targets = part_of(setup, number, microbatches)
-        output = setup.model(*args, **kwargs)
-        loss = setup.loss(output, *targets) if setup.loss is not None else _own_loss(output)
+        with pp.collect_losses() as added:
+            output = setup.model(*args, **kwargs)
+            loss = setup.loss(output, *targets) if setup.loss is not None else _own_loss(output)
+        loss = loss + sum(added) if added else loss
         outputs.append(pytree.tree_map(_detached, output))
         weight = 1.0 if setup.reduction == "sum" else 1.0 / microbatches
         (loss * weight).backward()
@@ -125,18 +132,21 @@ def differences(entry: Entry, microbatches: int, *, steps: int = 2, **options: A
     for step in range(steps):
         result = pipe.step(*setup.args, targets=setup.targets or None, outputs="all", **setup.kwargs)
         loss, outputs = plain_loop(plain, microbatches)
-        said = [*_unlike("loss", result.loss, loss, exact=False), *_outputs(result.outputs, outputs, setup, entry)]
+        said = [
+            *replace(entry, exact=False).unlike("loss", result.loss, loss),
+            *_outputs(result.outputs, outputs, setup, entry),
+        ]
         theirs = dict(plain.model.named_parameters())
         for name, parameter in mine.items():
-            said += _unlike(f"gradient of {name}", parameter.grad, theirs[name].grad, exact=entry.exact)
+            said += entry.unlike(f"gradient of {name}", parameter.grad, theirs[name].grad)
         buffers = dict(plain.model.named_buffers())
         for name, value in pipe.state_dict().items():
             if name in buffers:
-                said += _unlike(f"buffer {name}", value, buffers[name], exact=entry.exact)
+                said += entry.unlike(f"buffer {name}", value, buffers[name])
         optimizer.step()
         plain_optimizer.step()
         for name, parameter in mine.items():
-            said += _unlike(f"{name} after the step", parameter, theirs[name], exact=entry.exact)
+            said += entry.unlike(f"{name} after the step", parameter, theirs[name])
         found += [f"step {step}: {text}" for text in said]
         optimizer.zero_grad()
         plain_optimizer.zero_grad()
@@ -166,7 +176,7 @@ def _outputs(ours: Any, theirs: Sequence[Any], setup: Setup, entry: Entry) -> li
             found += [] if leaf == parts[0] else [f"output leaf {index} is {leaf!r}, not {parts[0]!r}"]
         elif leaf.dim() and ROWS in parts[0].shape:
             axis = next(a for a, size in enumerate(parts[0].shape) if leaf.shape[a] == size * len(parts))
-            found += _unlike(f"output leaf {index}", leaf, torch.cat(parts, axis), exact=entry.exact)
+            found += entry.unlike(f"output leaf {index}", leaf, torch.cat(parts, axis))
     return found
 
 
@@ -176,15 +186,16 @@ def _leaves(tree: Any) -> list[Any]:
     return pytree.tree_leaves(tree)
 
 
-def _unlike(what: str, ours: Tensor | None, theirs: Tensor | None, *, exact: bool) -> list[str]:
+def _unlike(what: str, ours: Tensor | None, theirs: Tensor | None, *, exact: bool, tolerance: float) -> list[str]:
     if ours is None or theirs is None:
         return [] if ours is theirs else [f"{what} is {_word(ours)}, not {_word(theirs)}"]
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return [f"{what} is {ours.dtype}{list(ours.shape)}, not {theirs.dtype}{list(theirs.shape)}"]
-    ours, theirs = ours.detach(), theirs.detach()
+    ours, theirs = ours.detach().cpu(), theirs.detach()
     if exact or not (ours.is_floating_point() or ours.is_complex()):
         return [] if torch.equal(ours, theirs) else [f"{what} is not the same"]
-    tolerance = 1e-10 if ours.dtype in (torch.float64, torch.complex128) else 1e-5
+    if ours.dtype not in (torch.float64, torch.complex128):
+        tolerance = max(tolerance, 1e-5)
     apart = float((ours - theirs).abs().max()) if ours.numel() else 0.0
     scale = float(theirs.abs().max()) if theirs.numel() else 0.0
     return [] if apart <= tolerance * max(scale, 1.0) else [f"{what} is off by {apart:.3g} of {scale:.3g}"]

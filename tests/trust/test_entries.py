@@ -12,9 +12,10 @@ from ppdsl.schedule.registry import families
 from tests.runtime.launch import launch
 from tests.trust.entry import Entry, Setup, differences
 from tests.trust.graphs import GRAPH_ENTRIES
+from tests.trust.losses import LOSS_ENTRIES
 from tests.trust.structures import STRUCTURE_ENTRIES
 
-ENTRIES = (*GRAPH_ENTRIES, *STRUCTURE_ENTRIES)
+ENTRIES = (*GRAPH_ENTRIES, *STRUCTURE_ENTRIES, *LOSS_ENTRIES)
 SCHEDULES = ("1f1b", "gpipe", "sequential")
 
 

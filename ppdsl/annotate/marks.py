@@ -48,7 +48,7 @@ class MarkListener(Protocol):
     def exit_stage(self) -> None:
         """The innermost block ends, also when it ends with an exception."""
 
-    def pass_cutpoint(self, name: str | None, optional: bool, place: Place) -> None:
+    def pass_cutpoint(self, name: str | None, optional: bool, place: Place) -> None:  # noqa: FBT001 - heard by position
         """Whatever runs from here on belongs to the next stage."""
 
 
@@ -98,7 +98,7 @@ class stage:  # noqa: N801 - used as a context manager and a decorator, like con
     __slots__ = ("_code", "_heard", "_offset", "key")
 
     def __init__(self, key: Key) -> None:
-        frame = sys._getframe(1)
+        frame = sys._getframe(1)  # noqa: SLF001 - the interpreter has no public name for it
         self._code = frame.f_code
         self._offset = frame.f_lasti
         if type(key) is not int and type(key) is not str:
