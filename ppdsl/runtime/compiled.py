@@ -248,14 +248,13 @@ class Compiled:
             for part in group.parts.values():
                 # What a failed step left behind.
                 part.gradient = None
-        loss_dtype = self._loss_dtype()
         moved: dict[tuple[int, torch.device], list[torch.Tensor]] = {}
         for stage, state in ((s, t) for states in self._states_of for s, t in states.items()):
             device = self.device_of(stage)
             inputs = self._inputs_of(state, microbatches, device, moved)
             gradients = []
             if stage == self.graph.loss and self.backward:
-                gradients = weights_on(device, weights, loss_dtype)
+                gradients = weights_on(device, weights, self.loss_dtype)
             shares = []
             if state.stage.says and self.backward:
                 # Exact enough for whatever type the stage adds up in.
@@ -275,7 +274,7 @@ class Compiled:
         used = [source.index for source in state.program.sources if source.kind is SourceKind.INPUT]
         for index in used:
             if (index, device) not in moved:
-                layouts = [Layout.of(recording.graph.inputs[index].meta) for recording in self.recordings]
+                layouts = self._input_layouts[index]
                 whole = (leaves[index].to(device, non_blocking=True) for leaves in microbatches)
                 moved[index, device] = [
                     layouts[variant].conform(piece) for variant, piece in zip(self.variants, whole, strict=True)
@@ -289,16 +288,19 @@ class Compiled:
             rows.append(row)
         return rows
 
-    def _loss_dtype(self) -> torch.dtype:
+    @cached_property
+    def _input_layouts(self) -> tuple[tuple[Layout, ...], ...]:
+        """For each input its layout in each recording."""
+        metas = ([route.meta for route in recording.graph.inputs] for recording in self.recordings)
+        return tuple(tuple(map(Layout.of, each)) for each in zip(*metas, strict=True))
+
+    @cached_property
+    def loss_dtype(self) -> torch.dtype:
+        """Element type of the loss."""
         if self.graph.loss is None:
             return torch.float32
         results = self.recording.programs[self.graph.loss].results
         return next((dtype_of(result.meta.dtype) for result in results if result.loss), torch.float32)
-
-    @property
-    def loss_dtype(self) -> torch.dtype:
-        """Element type of the loss."""
-        return self._loss_dtype()
 
     def losses(self) -> list[torch.Tensor]:
         """Return the loss of each micro-batch; empty in a process that does not compute it."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from ppdsl.diagnostics import Diagnostic, RunError
-from ppdsl.plan.messages import Message, MessagePlan
+from ppdsl.plan.messages import Message
 from ppdsl.runtime.executor import Executor
 from ppdsl.runtime.layout import Layout
+from ppdsl.runtime.one_process import OneProcess
 from ppdsl.runtime.transport import Parcel
 
 __all__ = ["InProcessWorld", "Mailbox"]
@@ -51,7 +51,7 @@ class Mailbox:
         self._parcels.clear()
 
 
-class InProcessWorld:
+class InProcessWorld(OneProcess):
     """Every rank is virtual and lives here; ranks are stepped in turn, each until it has to wait.
 
     Args:
@@ -61,6 +61,7 @@ class InProcessWorld:
     def __init__(self, devices: Sequence[torch.device] | torch.device | None = None) -> None:
         self._devices = devices
         self._mailbox = Mailbox(None if devices is None else self.device)
+        super().__init__(self._mailbox)
 
     def ranks_for(self, keys: int, placement: Mapping[int | str, int] | None) -> int:
         """Return the ranks of the placement, one for each stage key without one."""
@@ -68,36 +69,15 @@ class InProcessWorld:
             return keys
         return max(1, max(placement.values(), default=0) + 1)
 
-    def holds(self, rank: int) -> bool:
-        """Every rank lives here."""
-        return rank >= 0
-
     def device(self, rank: int) -> torch.device | None:
         """Return the device given for `rank`; ranks beyond the last device begin again at the first."""
         if self._devices is None or isinstance(self._devices, torch.device):
             return self._devices
         return self._devices[rank % len(self._devices)]
 
-    def agree(self, moment: str, facts: Mapping[str, str]) -> None:
-        """Return at once: there is nobody to disagree."""
-
-    def refuse(self, moment: str, error: Exception) -> None:
-        """Do nothing: there is nobody to tell."""
-
-    def connect(self, plan: MessagePlan, pairs: Sequence[tuple[int, int]]) -> None:
-        """Do nothing: the mailbox has room for all."""
-
     def transport(self, rank: int, parcels: Mapping[Message, Parcel]) -> Mailbox:
         """Return the mailbox that all ranks share."""
         return self._mailbox
-
-    @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
-        """Leave nothing in the mailbox, however the step ends."""
-        try:
-            yield
-        finally:
-            self._mailbox.close()
 
     def run(self, executors: Sequence[Executor]) -> None:
         """Step the ranks in turn, in the order of their numbers, until all have reached the end of their lists.
@@ -120,11 +100,3 @@ class InProcessWorld:
     ) -> torch.Tensor | None:
         """Return the tensor itself: source and targets are one process."""
         return None if tensor is None else tensor.to(device)
-
-    def gather(self, text: str) -> tuple[str, ...]:
-        """Return the text of this process, the only one."""
-        return (text,)
-
-    def close(self) -> None:
-        """Drop what nobody fetched."""
-        self._mailbox.close()

@@ -6,18 +6,18 @@ for it. It goes through the plan in ticks: all transfers of a tick first, then a
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ppdsl.plan.messages import Message, MessagePlan
+from ppdsl.plan.messages import Message
 from ppdsl.runtime import xla_adapter
 from ppdsl.runtime.executor import Executor
 from ppdsl.runtime.layout import Layout
 from ppdsl.runtime.moving import is_xla
+from ppdsl.runtime.one_process import OneProcess
 from ppdsl.runtime.transport import Parcel
 from ppdsl.runtime.xla_choice import choose
 from ppdsl.runtime.xla_driver import Driver
@@ -28,7 +28,7 @@ from ppdsl.runtime.xla_transport import XlaMailbox
 __all__ = ["XlaWorld"]
 
 
-class XlaWorld:
+class XlaWorld(OneProcess):
     """Every rank is an XLA device of this process.
 
     Args:
@@ -41,6 +41,7 @@ class XlaWorld:
         self.choice = choose(transport, xla_adapter.device_of, self.devices)
         self._carrier = self.choice.make()
         self._mailbox = XlaMailbox()
+        super().__init__(self._mailbox)
         self._drivers: weakref.WeakKeyDictionary[Executor, Driver] = weakref.WeakKeyDictionary()
         self._parcels: Mapping[Message, Parcel] = {}
 
@@ -49,10 +50,6 @@ class XlaWorld:
         if placement is None:
             return min(keys, self.devices)
         return max(1, max(placement.values(), default=0) + 1)
-
-    def holds(self, rank: int) -> bool:
-        """Every rank lives here."""
-        return rank >= 0
 
     def device(self, rank: int) -> torch.device:
         """Return the device of a rank.
@@ -63,27 +60,10 @@ class XlaWorld:
         require_devices(rank + 1, self.devices)
         return xla_adapter.device_of(rank)
 
-    def agree(self, moment: str, facts: Mapping[str, str]) -> None:
-        """Return at once: there is nobody to disagree."""
-
-    def refuse(self, moment: str, error: Exception) -> None:
-        """Do nothing: there is nobody to tell."""
-
-    def connect(self, plan: MessagePlan, pairs: Sequence[tuple[int, int]]) -> None:
-        """Do nothing: devices of one process need no channels."""
-
     def transport(self, rank: int, parcels: Mapping[Message, Parcel]) -> XlaMailbox:
         """Return the mailbox that all ranks share."""
         self._parcels = parcels
         return self._mailbox
-
-    @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
-        """Leave nothing in the mailbox, however the step ends."""
-        try:
-            yield
-        finally:
-            self._mailbox.close()
 
     def run(self, executors: Sequence[Executor]) -> None:
         """Start everything of a step, tick by tick.
@@ -109,16 +89,8 @@ class XlaWorld:
             return tensor.to(device)
         return self._carrier.move(tensor, device)
 
-    def gather(self, text: str) -> tuple[str, ...]:
-        """Return the text of this process, the only one."""
-        return (text,)
-
     def explain(self) -> dict[str, Any]:
         """Return what moves tensors and why, and what the stages' programs were found to do."""
         said = dict.fromkeys(text for driver in self._drivers.values() for text in driver.programs.warnings)
         transport = {"name": self.choice.name, "reason": self.choice.reason}
         return {"devices": f"{self.devices} {xla_adapter.device_kind()}", "transport": transport, "xla": list(said)}
-
-    def close(self) -> None:
-        """Drop what nobody fetched."""
-        self._mailbox.close()

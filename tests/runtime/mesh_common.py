@@ -17,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ppdsl as pp
 from tests.runtime.mesh_models import (
     ROWS,
+    TIGHT,
+    assert_trained_alike,
     batch,
     cross_entropy,
     share,
@@ -73,6 +75,43 @@ def train_on(
         pipe.clip_grad_norm_(0.1)
         optimizer.step()
     pp.save(pipe, folder, optimizer)
+
+
+def train_beside(
+    pipe: pp.Pipeline,
+    whole: torch.nn.Module,
+    optimizers: tuple[torch.optim.Optimizer, torch.optim.Optimizer],
+    rows: int,
+    replica: int,
+    what: str,
+) -> Counter[str]:
+    """Train two replicas and the plain model on the whole batch for three steps, compare all of it, and evaluate.
+
+    Returns:
+        What torch's groups did in the second step.
+    """
+    counts: Counter[str] = Counter()
+    for step in range(3):
+        tokens, words = batch(step, rows)
+        mine = share((tokens, words), replica, 2)
+        with Heard() as heard:
+            result = pipe.step(mine[0], targets=mine[1], outputs="all")
+        counts = heard.counts if step == 1 else counts
+        logits = whole(tokens)
+        loss = cross_entropy(logits, words)
+        loss.backward()
+        torch.testing.assert_close(result.loss, loss.detach(), **TIGHT)
+        torch.testing.assert_close(result.outputs, logits.detach().chunk(2)[replica], **TIGHT)
+        norm = clip_grad_norm_(whole.parameters(), 0.1)
+        torch.testing.assert_close(pipe.clip_grad_norm_(0.1), norm, **TIGHT)
+        assert_trained_alike(pipe, whole, f"{what}, step {step}")
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_trained_alike(pipe, whole, what)
+    expected = cross_entropy(whole(tokens), words).detach()
+    torch.testing.assert_close(pipe.evaluate(mine[0], targets=mine[1]).loss, expected, **TIGHT)
+    return counts
 
 
 def train_whole(whole: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.utils import clip_grad_norm_
 
 import ppdsl as pp
-from tests.runtime.mesh_common import HALVES, adamw, attempt, folder, meshes, place, train_on, train_whole
+from tests.runtime.mesh_common import HALVES, adamw, attempt, folder, meshes, place, train_beside, train_on, train_whole
 from tests.runtime.mesh_models import (
     ROWS,
     TIGHT,
@@ -35,24 +34,7 @@ def training() -> None:
             pipe = piped(model, microbatches, schedule=schedule, placement=placement, mesh=mesh)
             ours = torch.optim.AdamW(pipe.parameters(), lr=0.05)
             theirs = torch.optim.AdamW(whole.parameters(), lr=0.05)
-            for step in range(3):
-                tokens, words = batch(step, 2 * microbatches * ROWS)
-                mine = share((tokens, words), replica, 2)
-                result = pipe.step(mine[0], targets=mine[1], outputs="all")
-                logits = whole(tokens)
-                loss = cross_entropy(logits, words)
-                loss.backward()
-                torch.testing.assert_close(result.loss, loss.detach(), **TIGHT)
-                torch.testing.assert_close(result.outputs, logits.detach().chunk(2)[replica], **TIGHT)
-                norm = clip_grad_norm_(whole.parameters(), 0.1)
-                torch.testing.assert_close(pipe.clip_grad_norm_(0.1), norm, **TIGHT)
-                assert_trained_alike(pipe, whole, f"{what}, step {step}")
-                for optimizer in (ours, theirs):
-                    optimizer.step()
-                    optimizer.zero_grad()
-            assert_trained_alike(pipe, whole, what)
-            expected = cross_entropy(whole(tokens), words).detach()
-            torch.testing.assert_close(pipe.evaluate(mine[0], targets=mine[1]).loss, expected, **TIGHT)
+            train_beside(pipe, whole, (ours, theirs), 2 * microbatches * ROWS, replica, what)
             pipe.close()
     say("equal")
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
 import ppdsl as pp
-from tests.runtime.mesh_common import HALVES, Heard, adamw, attempt, folder, place, train_on, train_whole
+from tests.runtime.mesh_common import HALVES, adamw, attempt, folder, place, train_beside, train_on, train_whole
 from tests.runtime.mesh_models import (
     ROWS,
     TIGHT,
@@ -39,29 +39,9 @@ def spread() -> None:
         placement = HALVES if schedule == "1f1b" else None
         pipe = piped(model, microbatches, schedule=schedule, placement=placement, mesh=mesh)
         assert pp.fully_shard(pipe, reshard_after_forward=again) is pipe
-        ours, theirs = adamw(pipe), adamw(whole)
-        for step in range(3):
-            tokens, words = batch(step, 2 * microbatches * ROWS)
-            mine = share((tokens, words), replica, 2)
-            with Heard() as heard:
-                result = pipe.step(mine[0], targets=mine[1], outputs="all")
-            if step == 1:
-                gathered, scattered = heard.counts["_allgather_base_"], heard.counts["_reduce_scatter_base_"]
-                say(f"{schedule}, {microbatches}, {again}: {gathered} gathered, {scattered} scattered")
-            logits = whole(tokens)
-            loss = cross_entropy(logits, words)
-            loss.backward()
-            torch.testing.assert_close(result.loss, loss.detach(), **TIGHT)
-            torch.testing.assert_close(result.outputs, logits.detach().chunk(2)[replica], **TIGHT)
-            norm = clip_grad_norm_(whole.parameters(), 0.1)
-            torch.testing.assert_close(pipe.clip_grad_norm_(0.1), norm, **TIGHT)
-            assert_trained_alike(pipe, whole, f"{schedule}, step {step}")
-            for optimizer in (ours, theirs):
-                optimizer.step()
-                optimizer.zero_grad()
-        expected = cross_entropy(whole(tokens), words).detach()
-        torch.testing.assert_close(pipe.evaluate(mine[0], targets=mine[1]).loss, expected, **TIGHT)
-        assert_trained_alike(pipe, whole, schedule)
+        counts = train_beside(pipe, whole, (adamw(pipe), adamw(whole)), 2 * microbatches * ROWS, replica, schedule)
+        gathered, scattered = counts["_allgather_base_"], counts["_reduce_scatter_base_"]
+        say(f"{schedule}, {microbatches}, {again}: {gathered} gathered, {scattered} scattered")
         for name, value in pipe.full_state_dict().items():
             torch.testing.assert_close(value, whole.state_dict()[name], **TIGHT)
         pipe.close()
