@@ -31,15 +31,15 @@ from ppdsl.timeline import Timeline
 if TYPE_CHECKING:
     from ppdsl import xla
     from ppdsl.recording.record import record
-    from ppdsl.runtime.checkpoint import Saving, save
-    from ppdsl.runtime.materialize import materialize
-    from ppdsl.runtime.mean_loss import mean_loss
+    from ppdsl.runtime.batches.mean_loss import mean_loss
+    from ppdsl.runtime.batches.token_mean import TokenMean
+    from ppdsl.runtime.checkpoints.checkpoint import Saving, save
+    from ppdsl.runtime.checkpoints.materialize import materialize
+    from ppdsl.runtime.checkpoints.resuming import Checkpoint, load
+    from ppdsl.runtime.checkpoints.safetensors_io import export_safetensors
     from ppdsl.runtime.pipeline import Pipeline, pipeline
-    from ppdsl.runtime.resuming import Checkpoint, load
-    from ppdsl.runtime.safetensors_io import export_safetensors
+    from ppdsl.runtime.replicas.sharding import fully_shard
     from ppdsl.runtime.scaling import GradScaler
-    from ppdsl.runtime.sharding import fully_shard
-    from ppdsl.runtime.token_mean import TokenMean
 
 __all__ = [
     "CallError",
@@ -85,19 +85,19 @@ __all__ = [
 __version__ = "0.1.0"
 
 _NEED_TORCH = {
-    "Checkpoint": "ppdsl.runtime.resuming",
+    "Checkpoint": "ppdsl.runtime.checkpoints.resuming",
     "GradScaler": "ppdsl.runtime.scaling",
     "Pipeline": "ppdsl.runtime.pipeline",
-    "Saving": "ppdsl.runtime.checkpoint",
-    "TokenMean": "ppdsl.runtime.token_mean",
-    "export_safetensors": "ppdsl.runtime.safetensors_io",
-    "fully_shard": "ppdsl.runtime.sharding",
-    "load": "ppdsl.runtime.resuming",
-    "materialize": "ppdsl.runtime.materialize",
-    "mean_loss": "ppdsl.runtime.mean_loss",
+    "Saving": "ppdsl.runtime.checkpoints.checkpoint",
+    "TokenMean": "ppdsl.runtime.batches.token_mean",
+    "export_safetensors": "ppdsl.runtime.checkpoints.safetensors_io",
+    "fully_shard": "ppdsl.runtime.replicas.sharding",
+    "load": "ppdsl.runtime.checkpoints.resuming",
+    "materialize": "ppdsl.runtime.checkpoints.materialize",
+    "mean_loss": "ppdsl.runtime.batches.mean_loss",
     "pipeline": "ppdsl.runtime.pipeline",
     "record": "ppdsl.recording.record",
-    "save": "ppdsl.runtime.checkpoint",
+    "save": "ppdsl.runtime.checkpoints.checkpoint",
     "xla": "ppdsl.xla",
 }
 

@@ -5,7 +5,7 @@
 ('all_reduce', 'circular')
 """
 
-from ppdsl.runtime import collectives
-from ppdsl.runtime.spmd import Circular, circular
+from ppdsl.runtime.xla import collectives
+from ppdsl.runtime.xla.spmd import Circular, circular
 
 __all__ = ["Circular", "circular", "collectives"]

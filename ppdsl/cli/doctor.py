@@ -17,8 +17,8 @@ from rich.text import Text
 from ppdsl.cli.arguments import add_width, number_from_one
 from ppdsl.cli.output import Exit, Output
 from ppdsl.report.palette import AXIS, LABEL, TITLE
-from ppdsl.runtime.bounded import ENDED, lines_of_module
-from ppdsl.runtime.inspecting import Check, Status
+from ppdsl.runtime.inspection.bounded import ENDED, lines_of_module
+from ppdsl.runtime.inspection.run import Check, Status
 from ppdsl.units import counted
 
 __all__ = ["add_arguments", "draw_checks", "examine", "run_doctor"]
@@ -64,11 +64,11 @@ def examine(device: str, timeout: float) -> tuple[Check, ...]:
     from ppdsl import __version__
 
     checks = [Check("ppdsl", Status.OK, f"{__version__} on Python {platform.python_version()}")]
-    for line in lines_of_module("ppdsl.runtime.inspecting", [device], timeout):
+    for line in lines_of_module("ppdsl.runtime.inspection.run", [device], timeout):
         if not line.startswith(ENDED):
             checks.append(Check.from_json(line))
         elif why := line.removeprefix(ENDED):
-            remedy = f"run `python -m ppdsl.runtime.inspecting {device}` to see what is printed"
+            remedy = f"run `python -m ppdsl.runtime.inspection.run {device}` to see what is printed"
             checks.append(Check("examination", Status.FAIL, f"broke off after '{checks[-1].name}': {why}", remedy))
     return tuple(checks)
 

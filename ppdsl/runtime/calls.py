@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppdsl.diagnostics import CallError, Diagnostic
-from ppdsl.runtime.batch import Batch, cut_batch
+from ppdsl.runtime.batches.batch import Batch, cut_batch
+from ppdsl.runtime.batches.joining import Joined
+from ppdsl.runtime.batches.recorded import check_kinds
 from ppdsl.runtime.compiled import Compiled
-from ppdsl.runtime.joining import Joined
 from ppdsl.runtime.library import Library
 from ppdsl.runtime.options import Options, weights_of
-from ppdsl.runtime.recorded import check_kinds
 
 __all__ = ["Call", "Request", "prepare"]
 

@@ -9,14 +9,14 @@ from torch.nn.utils import clip_grads_with_norm_
 
 from ppdsl.diagnostics import CallError, Diagnostic, RunError
 from ppdsl.graph.ir import TensorMeta
+from ppdsl.runtime.checkpoints.ownership import local_names, owners_of
 from ppdsl.runtime.compiled import Compiled
-from ppdsl.runtime.distributed import replicas_of
 from ppdsl.runtime.layout import Layout
 from ppdsl.runtime.moving import is_xla
-from ppdsl.runtime.ownership import local_names, owners_of
-from ppdsl.runtime.shards import is_shard, local_part, whole
+from ppdsl.runtime.processes.distributed import replicas_of
+from ppdsl.runtime.replicas.shards import is_shard, local_part, whole
 from ppdsl.runtime.world import World
-from ppdsl.runtime.xla_clipping import norms_on_xla, scale_on_xla
+from ppdsl.runtime.xla.clipping import norms_on_xla, scale_on_xla
 
 __all__ = ["check_gradients", "clip_gradients"]
 

@@ -15,16 +15,16 @@ from ppdsl.recording.placing import place_program
 from ppdsl.recording.programs import SourceKind, StageProgram
 from ppdsl.recording.record import Recording
 from ppdsl.runtime.choosing import choose_schedule
-from ppdsl.runtime.compilation import Compilation
-from ppdsl.runtime.distributed import replica_of
-from ppdsl.runtime.drawing import drawing_of
 from ppdsl.runtime.executor import Executor
-from ppdsl.runtime.hearing import Metric
 from ppdsl.runtime.layout import Layout, dtype_of
 from ppdsl.runtime.moving import fetched, move_to, weights_on
-from ppdsl.runtime.overlap import join_replicas, leave_replicas
+from ppdsl.runtime.processes.distributed import replica_of
 from ppdsl.runtime.randomness import RandomKeys
-from ppdsl.runtime.stage import StageState, TiedParameter
+from ppdsl.runtime.replicas.overlap import join_replicas, leave_replicas
+from ppdsl.runtime.stages.compilation import Compilation
+from ppdsl.runtime.stages.drawing import drawing_of
+from ppdsl.runtime.stages.hearing import Metric
+from ppdsl.runtime.stages.stage import StageState, TiedParameter
 from ppdsl.runtime.ties import TieGroup, pairs_of
 from ppdsl.runtime.transport import make_parcels
 from ppdsl.runtime.world import World

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, assert_never
 import torch
 
 from ppdsl.plan.messages import Compute, Direction, Free, MessagePlan, Recv, Send, Step, Wait
-from ppdsl.runtime import xla_adapter
 from ppdsl.runtime.failure import Situation, stage_failure
-from ppdsl.runtime.stage import StageState
+from ppdsl.runtime.stages.stage import StageState
 from ppdsl.runtime.transport import Parcel, Transport
+from ppdsl.runtime.xla import adapter as xla_adapter
 from ppdsl.schedule.action import Action, ActionKind
 
 __all__ = ["Around", "Executor", "Measured"]

@@ -14,13 +14,13 @@ from ppdsl.plan.messages import MessagePlan
 from ppdsl.recording.dividing import Division, division_like
 from ppdsl.recording.record import Recording, record_call
 from ppdsl.recording.structure import fill, unpack
-from ppdsl.runtime.batch import check_names, cut_batch
-from ppdsl.runtime.compilation import Compilation
+from ppdsl.runtime.batches.batch import check_names, cut_batch
+from ppdsl.runtime.batches.lazy_targets import FirstTargets, ways_to_cut
+from ppdsl.runtime.batches.shapes import Mode, Shapes
 from ppdsl.runtime.compiled import Compiled, build_plan
-from ppdsl.runtime.lazy_targets import FirstTargets, ways_to_cut
 from ppdsl.runtime.options import Options
-from ppdsl.runtime.shapes import Mode, Shapes
 from ppdsl.runtime.specs import freeze, shared_costs, with_model
+from ppdsl.runtime.stages.compilation import Compilation
 from ppdsl.runtime.tie_checks import aliases_of, check_memory, require_kept
 from ppdsl.runtime.world import World
 from ppdsl.runtime.wrappers import refuse_spread_ties, refuse_wrappers

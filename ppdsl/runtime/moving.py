@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ppdsl.runtime import xla_adapter
+from ppdsl.runtime.xla import adapter as xla_adapter
 
 __all__ = ["fetched", "is_xla", "move_to", "recorded_autocast", "start", "weights_on"]
 

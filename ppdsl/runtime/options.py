@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 
 from ppdsl.diagnostics import CallError, Diagnostic
-from ppdsl.runtime.batch import Batch, BatchAxis
-from ppdsl.runtime.distributed import DistributedWorld
-from ppdsl.runtime.fleet import MeshLike, refuse_replicas
+from ppdsl.runtime.batches.batch import Batch, BatchAxis
+from ppdsl.runtime.batches.token_mean import TokenMean, warn_of_unequal_targets
 from ppdsl.runtime.inprocess import InProcessWorld
-from ppdsl.runtime.token_mean import TokenMean, warn_of_unequal_targets
+from ppdsl.runtime.processes.distributed import DistributedWorld
+from ppdsl.runtime.replicas.fleet import MeshLike, refuse_replicas
 from ppdsl.runtime.world import World
-from ppdsl.runtime.xla import XlaWorld
-from ppdsl.runtime.xla_start import wants_xla
+from ppdsl.runtime.xla.devices import XlaWorld
+from ppdsl.runtime.xla.start import wants_xla
 from ppdsl.schedule.table import Schedule
 from ppdsl.spec.partition import Partition
 

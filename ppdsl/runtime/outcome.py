@@ -15,10 +15,10 @@ import torch
 
 from ppdsl.diagnostics import Diagnostic, PpdslWarning, Severity, render_plain
 from ppdsl.graph.ir import TensorMeta
+from ppdsl.runtime.batches.joining import Joined
 from ppdsl.runtime.compiled import Compiled
-from ppdsl.runtime.distributed import of_own_pipeline
-from ppdsl.runtime.joining import Joined
 from ppdsl.runtime.layout import Layout
+from ppdsl.runtime.processes.distributed import of_own_pipeline
 from ppdsl.runtime.world import World
 from ppdsl.schedule.action import parse_action
 from ppdsl.timeline import Event, Timeline

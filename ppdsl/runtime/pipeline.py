@@ -12,26 +12,26 @@ import torch
 
 from ppdsl.graph.ir import StageGraph
 from ppdsl.plan.messages import MessagePlan
-from ppdsl.runtime.averaging import COUNTED, average_gradients, begin_averaging, make_replicas_equal
-from ppdsl.runtime.batch import BatchAxis
+from ppdsl.runtime.batches.batch import BatchAxis
 from ppdsl.runtime.calls import Call, Request, prepare
+from ppdsl.runtime.checkpoints.parts import ModelParts
 from ppdsl.runtime.compiled import Compiled
-from ppdsl.runtime.distributed import agree_on_call
 from ppdsl.runtime.explanation import explain
-from ppdsl.runtime.fleet import MeshLike
 from ppdsl.runtime.library import Library
 from ppdsl.runtime.moving import recorded_autocast
 from ppdsl.runtime.options import Compile, Devices, Options, Reduction, make_world
 from ppdsl.runtime.outcome import StepResult, collect_outputs, collect_timeline
-from ppdsl.runtime.parts import ModelParts
+from ppdsl.runtime.processes.distributed import agree_on_call
 from ppdsl.runtime.randomness import agree_on_seed
+from ppdsl.runtime.replicas.averaging import COUNTED, average_gradients, begin_averaging, make_replicas_equal
+from ppdsl.runtime.replicas.fleet import MeshLike
 from ppdsl.runtime.scaling import GradScaler, scaled
 from ppdsl.runtime.settling import settle
 from ppdsl.runtime.specs import read_spec, require_contracts
 from ppdsl.runtime.tie_checks import keep_equal
 from ppdsl.runtime.ties import sum_gradients
 from ppdsl.runtime.world import World
-from ppdsl.runtime.xla import XlaWorld
+from ppdsl.runtime.xla.devices import XlaWorld
 from ppdsl.schedule.table import Schedule
 from ppdsl.spec.partition import Partition
 from ppdsl.timeline import Timeline

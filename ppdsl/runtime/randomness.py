@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ppdsl.runtime.drawing import key_of
+from ppdsl.runtime.stages.drawing import key_of
 from ppdsl.runtime.world import World
 
 __all__ = ["RandomKeys", "agree_on_seed", "random_state", "set_random_state"]

@@ -13,10 +13,10 @@ import torch
 
 from ppdsl.diagnostics import Diagnostic, MarkError, PpdslWarning, Severity, render_plain
 from ppdsl.runtime.compiled import Compiled
-from ppdsl.runtime.distributed import of_own_pipeline, replica_of
-from ppdsl.runtime.hearing import Metric
 from ppdsl.runtime.layout import dtype_of
 from ppdsl.runtime.moving import fetched
+from ppdsl.runtime.processes.distributed import of_own_pipeline, replica_of
+from ppdsl.runtime.stages.hearing import Metric
 from ppdsl.runtime.world import World
 
 __all__ = ["Said", "share_said"]

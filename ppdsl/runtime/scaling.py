@@ -17,8 +17,8 @@ import torch
 
 from ppdsl.diagnostics import CallError, Diagnostic
 from ppdsl.runtime.calls import Request
-from ppdsl.runtime.parts import ModelParts
-from ppdsl.runtime.shards import local_part
+from ppdsl.runtime.checkpoints.parts import ModelParts
+from ppdsl.runtime.replicas.shards import local_part
 
 __all__ = ["GradScaler", "scaled"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ppdsl.runtime.averaging import average_loss
 from ppdsl.runtime.compiled import Compiled
 from ppdsl.runtime.outcome import share_loss
+from ppdsl.runtime.replicas.averaging import average_loss
 from ppdsl.runtime.saying import share_said
 from ppdsl.runtime.world import World
 

@@ -14,13 +14,13 @@ from ppdsl.contracts.check import check_contracts, parameter_counts
 from ppdsl.diagnostics import Diagnostic, Label, PpdslError, SpecError
 from ppdsl.recording.profile import measured_costs
 from ppdsl.recording.record import Recording
-from ppdsl.runtime.batch import BatchAxis
+from ppdsl.runtime.batches.batch import BatchAxis
 from ppdsl.runtime.choosing import search_schedule
 from ppdsl.runtime.inprocess import InProcessWorld
 from ppdsl.runtime.options import Options, Reduction
 from ppdsl.runtime.spec_plan import schedule_of, spec_placement
 from ppdsl.runtime.world import World
-from ppdsl.runtime.xla import XlaWorld
+from ppdsl.runtime.xla.devices import XlaWorld
 from ppdsl.schedule.registry import is_searched
 from ppdsl.schedule.table import Schedule
 from ppdsl.simulation.costs import flop_costs

@@ -10,7 +10,7 @@ import torch
 from ppdsl.diagnostics import Diagnostic, RunError
 from ppdsl.runtime.layout import Layout
 from ppdsl.runtime.moving import start
-from ppdsl.runtime.stage import TiedParameter
+from ppdsl.runtime.stages.stage import TiedParameter
 from ppdsl.runtime.world import World
 
 __all__ = ["FLAG", "TieGroup", "copy_from_owner", "pairs_of", "sum_gradients"]

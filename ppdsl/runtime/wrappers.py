@@ -8,7 +8,7 @@ import torch
 
 from ppdsl.diagnostics import CallError, Diagnostic
 from ppdsl.recording.record import Recording
-from ppdsl.runtime.shards import is_shard
+from ppdsl.runtime.replicas.shards import is_shard
 
 __all__ = ["refuse_spread_ties", "refuse_wrappers"]
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 
-from ppdsl.runtime.splitting import Splitter
+from ppdsl.runtime.stages.splitting import Splitter
 
 
 class Block(nn.Module):

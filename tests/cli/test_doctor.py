@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from ppdsl.cli.doctor import draw_checks, examine
-from ppdsl.runtime import inspecting_cpu, inspecting_cuda, inspecting_xla
-from ppdsl.runtime import xla_adapter as adapter
-from ppdsl.runtime.collectives.testing import Verdict
-from ppdsl.runtime.inspecting import Check, Status
+from ppdsl.runtime.inspection import cpu as inspecting_cpu
+from ppdsl.runtime.inspection import cuda as inspecting_cuda
+from ppdsl.runtime.inspection import xla as inspecting_xla
+from ppdsl.runtime.inspection.run import Check, Status
+from ppdsl.runtime.xla import adapter
+from ppdsl.runtime.xla.collectives.testing import Verdict
 from tests.cli.running import run
 
 # ---------------------------------------------------------------- the command

@@ -11,9 +11,9 @@ import torch
 
 from ppdsl.diagnostics import Diagnostic, RunError
 from ppdsl.plan.messages import Message
-from ppdsl.runtime.distributed import DistributedWorld, ProcessTransport
 from ppdsl.runtime.executor import Executor
 from ppdsl.runtime.inprocess import InProcessWorld, Mailbox
+from ppdsl.runtime.processes.distributed import DistributedWorld, ProcessTransport
 from ppdsl.runtime.transport import Parcel
 
 _PATIENCE = 200

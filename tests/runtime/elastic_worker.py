@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ppdsl.runtime.distributed import DistributedWorld
+from ppdsl.runtime.processes.distributed import DistributedWorld
 from tests.runtime.delays import SlowTransport
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "07_elastic.py"

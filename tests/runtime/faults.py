@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import ppdsl as pp
-from ppdsl.runtime.saving import Part
+from ppdsl.runtime.checkpoints.saving import Part
 from tests.runtime.forked import Ended, run_ranks
 
 __all__ = ["FAULTS", "TIMEOUT", "Fault", "run_fault"]

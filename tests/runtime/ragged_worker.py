@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import ppdsl as pp
-from ppdsl.runtime.distributed import DistributedWorld
+from ppdsl.runtime.processes.distributed import DistributedWorld
 from tests.runtime.delays import slow_transport
 from tests.runtime.models import CASES
 from tests.runtime.saying import keep_others_apart, say

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
 import ppdsl as pp
-from ppdsl.runtime import safetensors_io, saving
+from ppdsl.runtime.checkpoints import safetensors_io, saving
 from tests.runtime import test_ties
 from tests.runtime.models import CASES, batch_of, pipeline_of, plain_step
 from tests.runtime.saying import keep_others_apart, say

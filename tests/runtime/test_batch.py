@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ppdsl.diagnostics import CallError
 from ppdsl.graph.ir import InputRoute, OutputRoute, TensorMeta
-from ppdsl.runtime.batch import Batch, join_microbatches, slice_like, split_batch
+from ppdsl.runtime.batches.batch import Batch, join_microbatches, slice_like, split_batch
 
 
 def route(name: str, *shape: int, dtype: str = "float32", requires_grad: bool = False) -> InputRoute:

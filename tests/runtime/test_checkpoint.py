@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 import ppdsl as pp
-from ppdsl.runtime import checkpoint, saving
+from ppdsl.runtime.checkpoints import checkpoint, saving
 from tests.runtime.launch import ENVIRONMENT
 
 WIDTH = 4
@@ -295,7 +295,7 @@ def test_a_process_that_is_killed_while_it_saves_leaves_the_last_good_one(moment
     script = f"""
 import os, signal, torch
 import ppdsl as pp
-from ppdsl.runtime.saving import Part
+from ppdsl.runtime.checkpoints.saving import Part
 model = torch.nn.Linear(2, 2)
 torch.nn.init.constant_(model.weight, 1.0)
 pp.save(model, {str(tmp_path)!r})
@@ -427,7 +427,7 @@ def test_another_model_or_optimizer_is_refused(tmp_path: Path) -> None:
 
 
 def test_tied_copies_in_groups_of_other_options_are_refused() -> None:  # UR-018
-    from ppdsl.runtime.optimizer_state import OptimizerState, merge_groups
+    from ppdsl.runtime.checkpoints.optimizer_state import OptimizerState, merge_groups
 
     one = OptimizerState("SGD", (({"lr": 0.1}, ("w", "a")),), {})
     two = OptimizerState("SGD", (({"lr": 0.2}, ("w", "b")),), {})

@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional
 
 import ppdsl as pp
-from ppdsl.runtime import safetensors_io
-from ppdsl.runtime.initialising import initialise
-from ppdsl.runtime.materialize import fill
-from ppdsl.runtime.subject import Subject
+from ppdsl.runtime.checkpoints import safetensors_io
+from ppdsl.runtime.checkpoints.initialising import initialise
+from ppdsl.runtime.checkpoints.materialize import fill
+from ppdsl.runtime.checkpoints.subject import Subject
 from tests.runtime.models import CASES, batch_of, pipeline_of
 
 

@@ -10,7 +10,7 @@ import torch
 
 import ppdsl as pp
 from ppdsl.diagnostics import CallError
-from ppdsl.runtime.fleet import fleet_of
+from ppdsl.runtime.replicas.fleet import fleet_of
 from tests.runtime.launch import Finished, launch, launch_bare, said
 from tests.runtime.mesh_common import adamw, train_whole
 from tests.runtime.mesh_models import TIGHT, made, piped

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import ppdsl as pp
-from ppdsl.runtime.drawing import key_of
 from ppdsl.runtime.randomness import RandomKeys
+from ppdsl.runtime.stages.drawing import key_of
 from tests.runtime.drawers import KINDS, WIDTH, Net, Once, noisy_loss
 from tests.runtime.launch import launch, said
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from ppdsl.runtime.splitting import Postponed, Splitter
+from ppdsl.runtime.stages.splitting import Postponed, Splitter
 from tests.runtime.splitting_cases import HARD, Call, Hard, square
 
 

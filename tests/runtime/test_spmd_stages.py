@@ -11,7 +11,7 @@ from torch import nn
 import ppdsl as pp
 from ppdsl.diagnostics import GraphError
 from ppdsl.recording.record import record_call
-from ppdsl.runtime.spmd_stages import EqualStages, equal_stages
+from ppdsl.runtime.xla.spmd_stages import EqualStages, equal_stages
 
 WIDTH = 6
 

@@ -19,7 +19,7 @@ from torch import nn
 
 import ppdsl as pp
 from ppdsl.diagnostics import CallError, GraphError, RunError
-from ppdsl.runtime import xla_adapter as adapter
+from ppdsl.runtime.xla import adapter
 from tests.docs.pages import blocks
 from tests.runtime.test_spmd_stages import WIDTH, Block, Chain
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from ppdsl.diagnostics import CallError, RunError
-from ppdsl.runtime import collectives as c
-from ppdsl.runtime import xla_adapter as adapter
-from ppdsl.runtime.collectives import launching
+from ppdsl.runtime.xla import adapter
+from ppdsl.runtime.xla import collectives as c
+from ppdsl.runtime.xla.collectives import launching
 from tests.docs.pages import blocks
 
 pytestmark = pytest.mark.xla

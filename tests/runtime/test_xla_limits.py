@@ -20,7 +20,8 @@ import ppdsl as pp
 from ppdsl.diagnostics import CallError, RunError
 from ppdsl.plan.messages import Compute
 from ppdsl.plan.ticks import ticks_of
-from ppdsl.runtime import xla_adapter, xla_choice
+from ppdsl.runtime.xla import adapter as xla_adapter
+from ppdsl.runtime.xla import choice as xla_choice
 
 PACKAGE = Path(pp.__file__).parent
 WIDTH, MICROBATCHES = 4, 4
@@ -71,12 +72,12 @@ def imports_torch_xla(path: Path) -> bool:
 
 
 def test_one_module_alone_imports_torch_xla() -> None:
-    found = [path.name for path in sorted(PACKAGE.rglob("*.py")) if imports_torch_xla(path)]
-    assert found == ["xla_adapter.py"]
+    found = [path.relative_to(PACKAGE).as_posix() for path in sorted(PACKAGE.rglob("*.py")) if imports_torch_xla(path)]
+    assert found == ["runtime/xla/adapter.py"]
 
 
 def test_the_runtime_loads_without_torch_xla() -> None:
-    code = "import sys; sys.modules['torch_xla'] = None; import ppdsl.runtime.pipeline, ppdsl.runtime.xla_adapter"
+    code = "import sys; sys.modules['torch_xla'] = None; import ppdsl.runtime.pipeline, ppdsl.runtime.xla.adapter"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -158,7 +159,7 @@ def _rounds(pairs: list[tuple[int, int]]) -> list[set[tuple[int, int]]]:
     from ppdsl.graph.shapes import chain_graph
     from ppdsl.plan.lowering import lower
     from ppdsl.runtime.transport import make_parcels
-    from ppdsl.runtime.xla_transport import PermuteCarrier
+    from ppdsl.runtime.xla.transport import PermuteCarrier
     from ppdsl.schedule.registry import build_schedule
 
     graph = chain_graph(4)
@@ -288,7 +289,7 @@ def test_a_program_that_is_compiled_again_is_reported_with_its_stage(started: in
 
 @on_xla
 def test_a_weight_is_kept_for_backward_as_itself(started: int) -> None:
-    from ppdsl.runtime import xla_stage
+    from ppdsl.runtime.xla.devices import stage as xla_stage
 
     layer = nn.Linear(3, 5).to("xla:1")
     kept: list[Any] = []
@@ -307,7 +308,7 @@ def test_a_weight_is_kept_for_backward_as_itself(started: int) -> None:
 
 @on_xla
 def test_a_part_of_a_weight_or_a_weight_turned_twice_is_kept_as_it_is(started: int) -> None:
-    from ppdsl.runtime import xla_stage
+    from ppdsl.runtime.xla.devices import stage as xla_stage
 
     for device in ("cpu", "xla:1"):
         weight = nn.Parameter(torch.arange(16.0).reshape(4, 4).to(device))
@@ -343,7 +344,7 @@ LATE = """
 import torch
 torch.ones(1, requires_grad=True).sum().backward()
 from ppdsl.diagnostics import CallError
-from ppdsl.runtime.xla_start import start
+from ppdsl.runtime.xla.start import start
 try:
     start()
 except CallError as error:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import ppdsl as pp
-from ppdsl.runtime import xla_adapter
+from ppdsl.runtime.xla import adapter as xla_adapter
 
 pytestmark = pytest.mark.xla
 

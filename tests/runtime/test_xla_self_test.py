@@ -10,11 +10,11 @@ import torch
 
 from ppdsl.cli.doctor import examine
 from ppdsl.diagnostics import RunError
-from ppdsl.runtime import collectives as c
-from ppdsl.runtime import xla_adapter as adapter
-from ppdsl.runtime.bounded import ENDED, lines_of_module
-from ppdsl.runtime.collectives import launching, testing
-from ppdsl.runtime.collectives.cases import CASES
+from ppdsl.runtime.inspection.bounded import ENDED, lines_of_module
+from ppdsl.runtime.xla import adapter
+from ppdsl.runtime.xla import collectives as c
+from ppdsl.runtime.xla.collectives import launching, testing
+from ppdsl.runtime.xla.collectives.cases import CASES
 
 pytestmark = pytest.mark.xla
 
@@ -45,13 +45,13 @@ def test_all_collectives_pass_and_the_command_says_so() -> None:
 def test_devices_without_threads_of_their_own_end_the_test_and_not_this_process() -> None:
     """One thread for four devices: the first replica waits for the others for ever."""
     starved = {"XLA_THREAD_POOL_SIZE": "1", "PPDSL_XLA_SELF_TEST_CHILD": "1"}
-    lines = list(lines_of_module("ppdsl.runtime.collectives.cases", ["send"], 120, starved))
+    lines = list(lines_of_module("ppdsl.runtime.xla.collectives.cases", ["send"], 120, starved))
     assert lines[-1] == f"{ENDED}it was ended by SIGABRT" or lines[0].startswith("ppdsl failed: send: The send is not")
 
 
 def test_a_test_that_hangs_is_ended() -> None:
     begun = time.monotonic()
-    lines = list(lines_of_module("ppdsl.runtime.collectives.cases", ["send"], 0.2))
+    lines = list(lines_of_module("ppdsl.runtime.xla.collectives.cases", ["send"], 0.2))
     assert lines == [f"{ENDED}it did not end within 0.2 seconds"]
     assert time.monotonic() - begun < 60
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import ppdsl as pp
-from ppdsl.runtime import xla_adapter
+from ppdsl.runtime.xla import adapter as xla_adapter
 
 pytestmark = pytest.mark.xla
 

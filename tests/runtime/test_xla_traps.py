@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import ppdsl as pp
-from ppdsl.runtime import xla_adapter
+from ppdsl.runtime.xla import adapter as xla_adapter
 from tests.trust.entry import Entry, differences, keys_of
 from tests.trust.graphs import GRAPH_ENTRIES
 from tests.trust.structures import STRUCTURE_ENTRIES

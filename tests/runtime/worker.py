@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import ppdsl as pp
-from ppdsl.runtime.distributed import DistributedWorld
+from ppdsl.runtime.processes.distributed import DistributedWorld
 from tests.runtime.delays import slow_transport
 from tests.runtime.every_family import run_all
 from tests.runtime.models import CASES, Base, batch_of, pipeline_of

@@ -26,7 +26,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 import ppdsl as pp
 from ppdsl.plan.messages import Message
 from ppdsl.recording import compat
-from ppdsl.runtime.distributed import DistributedWorld
+from ppdsl.runtime.processes.distributed import DistributedWorld
 from ppdsl.runtime.transport import Parcel
 from tests.runtime import delays
 from tests.soak.rounds import Fault, Round, draw

@@ -1,0 +1,1 @@
+"""What `ppdsl doctor` asks of a machine."""

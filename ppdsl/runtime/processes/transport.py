@@ -1,0 +1,101 @@
+"""A transport between processes: sends and receives that are under way, of one rank."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ppdsl.diagnostics import Diagnostic, RunError
+from ppdsl.runtime.replicas.shards import waited
+from ppdsl.runtime.transport import Parcel
+
+if TYPE_CHECKING:
+    from ppdsl.runtime.processes.distributed import DistributedWorld
+
+__all__ = ["ProcessTransport"]
+
+_WINDOW = 8
+"""Sends to one rank that may be under way; a plan is legal even when every send waits for its receive."""
+
+
+class ProcessTransport:
+    """Carries the parcels of one process.
+
+    Args:
+        world: The processes.
+    """
+
+    def __init__(self, world: DistributedWorld) -> None:
+        self._channels = world.channels
+        self._device = world.device(world.rank) or torch.device("cpu")
+        self._wire_device = torch.device("cpu") if world.staged else self._device
+        self._receiving: dict[int, tuple[Any, torch.Tensor]] = {}
+        self._sending: dict[int, deque[tuple[Any, Parcel, torch.Tensor]]] = {}
+
+    def send(self, parcel: Parcel, tensor: torch.Tensor) -> None:
+        """Start sending a tensor of the parcel's layout; it is kept alive until it has left.
+
+        Raises:
+            RunError: It is of a class that means more than its elements, which is all that would arrive.
+        """
+        tensor = tensor if type(tensor) is torch.Tensor else waited(tensor)
+        if type(tensor) is not torch.Tensor:
+            text = f"A {type(tensor).__name__} cannot be sent to another rank as what it is ({parcel.text})."
+            advice = "let the module before the border return a plain tensor (use_local_output=True, or to_local())"
+            raise RunError(Diagnostic("value-not-plain", text, help=advice))
+        if parcel.layout.numel == 0:
+            return
+        message = parcel.message
+        row = parcel.layout.wire(tensor.to(self._wire_device))
+        work = self._channels.start(row, message.source, message.target, parcel.index)
+        queue = self._sending.setdefault(message.target, deque())
+        queue.append((work, parcel, row))
+        if len(queue) > _WINDOW:
+            self._finish_oldest(queue)
+
+    def recv(self, parcel: Parcel) -> None:
+        """Post the receive of a parcel into a fresh tensor."""
+        slot = parcel.layout.empty(self._wire_device)
+        if parcel.layout.numel == 0:
+            self._receiving[parcel.index] = (None, slot)
+            return
+        message = parcel.message
+        work = self._channels.start(parcel.layout.wire(slot), message.source, message.target, parcel.index)
+        self._receiving[parcel.index] = (work, slot)
+
+    def ready(self, parcel: Parcel) -> bool:
+        """Waiting is all there is to do."""
+        return True
+
+    def wait(self, parcel: Parcel) -> torch.Tensor:
+        """Return the tensor of a posted receive.
+
+        Raises:
+            RunError: The sender failed, is gone, or is too slow.
+        """
+        work, slot = self._receiving.pop(parcel.index)
+        if work is not None:
+            self._channels.finish(work, slot, parcel.message.source, parcel.text)
+        return slot if self._wire_device == self._device else slot.to(self._device)
+
+    def drain(self) -> None:
+        """Return when all that was sent has left.
+
+        Raises:
+            RunError: A receiver failed, is gone, or is too slow.
+        """
+        for queue in self._sending.values():
+            while queue:
+                self._finish_oldest(queue)
+
+    def _finish_oldest(self, queue: deque[tuple[Any, Parcel, torch.Tensor]]) -> None:
+        work, parcel, row = queue[0]
+        self._channels.finish(work, row, parcel.message.target, parcel.text)
+        queue.popleft()
+
+    def close(self) -> None:
+        """Forget what is under way."""
+        self._receiving.clear()
+        self._sending.clear()

@@ -1,0 +1,1 @@
+"""Several pipelines that train one model: data parallelism and sharded parameters."""

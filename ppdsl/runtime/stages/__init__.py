@@ -1,0 +1,1 @@
+"""One stage while it runs."""

@@ -1,0 +1,1 @@
+"""XLA devices: one process drives all of them. Needs torch_xla."""
