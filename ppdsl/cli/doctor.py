@@ -64,7 +64,7 @@ def examine(device: str, timeout: float) -> tuple[Check, ...]:
     from ppdsl import __version__
 
     checks = [Check("ppdsl", Status.OK, f"{__version__} on Python {platform.python_version()}")]
-    for line in lines_of_module("ppdsl.runtime.inspection.run", [device], timeout):
+    for line in lines_of_module("ppdsl.runtime.inspection.run", [device], timeout, quote=True):
         if not line.startswith(ENDED):
             checks.append(Check.from_json(line))
         elif why := line.removeprefix(ENDED):

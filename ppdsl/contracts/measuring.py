@@ -30,7 +30,7 @@ from ppdsl.simulation.costs import Costs, flop_costs
 from ppdsl.simulation.simulator import simulate_schedule
 from ppdsl.spec.partition import Measure
 
-__all__ = ["Subject", "edges_between", "measure"]
+__all__ = ["Subject", "edges_between", "measure", "state_of"]
 
 Key = int | str
 
@@ -105,16 +105,16 @@ def _bubble(_key: Key | None, subject: Subject) -> float | None:
 
 def _memory(key: Key | None, subject: Subject) -> float:
     if key is not None:
-        return _stage_state(subject.visits(key)) + _stage_activations(key, subject)
+        return state_of(subject.visits(key)) + _stage_activations(key, subject)
     ranks: dict[int, list[Stage]] = {}
     for stage in subject.graph.stages:
         ranks.setdefault(subject.placement[stage.index], []).append(stage)
     peaks = peak_activations(subject.schedule, subject.graph) if subject.schedule is not None else ()
     held = {peak.rank: peak.bytes for peak in peaks}
-    return max((_stage_state(stages) + held.get(rank, 0) for rank, stages in ranks.items()), default=0)
+    return max((state_of(stages) + held.get(rank, 0) for rank, stages in ranks.items()), default=0)
 
 
-def _stage_state(stages: Sequence[Stage]) -> int:
+def state_of(stages: Sequence[Stage]) -> int:
     """Return the bytes of parameters and gradients; what an earlier visit of a stage holds is held once."""
     total = 0
     seen: dict[Key, set[str]] = {}

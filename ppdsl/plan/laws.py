@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from ppdsl.diagnostics import Diagnostic, Severity
 from ppdsl.graph.ir import StageGraph
-from ppdsl.plan.coded import coded_of, is_sound, legal_order
+from ppdsl.plan.coded import coded_of
 from ppdsl.plan.lifetimes import peak_activations
 from ppdsl.schedule.action import Action, ActionKind, action_of
 from ppdsl.schedule.excerpt import draw_rows
@@ -24,7 +24,7 @@ from ppdsl.schedule.progress import Blocked, run_in_order
 from ppdsl.schedule.table import Schedule
 from ppdsl.units import format_bytes
 
-__all__ = ["collect", "find_circle", "verify_schedule"]
+__all__ = ["collect", "faults_of_rows", "find_circle", "verify_schedule"]
 
 _SHOWN = 4
 _WORDS = {
@@ -63,9 +63,10 @@ def verify_schedule(
     help: run 1F0 before 1B0
     """
     findings = collect(_shape(schedule, graph))
-    if not findings and not is_sound(schedule, graph):
-        findings = collect(_actions(schedule, graph)) or collect(_missing(schedule, graph))
-        findings = findings or collect(_own_order(schedule))
+    if findings:
+        return findings
+    coded = coded_of(schedule, graph)
+    findings = () if coded.sound else faults_of_rows(schedule, graph)
     if findings:
         return findings
     circle = find_circle(schedule, graph)
@@ -74,6 +75,17 @@ def verify_schedule(
     if limits is None and byte_limits is None:
         return ()
     return collect(_limits(schedule, graph, limits, byte_limits))
+
+
+def faults_of_rows(schedule: Schedule, graph: StageGraph) -> tuple[Diagnostic, ...]:
+    """Return what is wrong with ranks' own orders, one action after the other: where `is_sound` says no.
+
+    Args:
+        schedule: A schedule for as many stages as the graph has.
+        graph: The stages and the values between them.
+    """
+    findings = collect(_actions(schedule, graph)) or collect(_missing(schedule, graph))
+    return findings or collect(_own_order(schedule))
 
 
 def collect(findings: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
@@ -94,7 +106,7 @@ def collect(findings: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
 
 def find_circle(schedule: Schedule, graph: StageGraph) -> Diagnostic | None:
     """Return the circle of ranks that wait for each other's computations, drawn; None when all can run."""
-    if legal_order(coded_of(schedule, graph)) is not None:
+    if coded_of(schedule, graph).order is not None:
         return None
     flow = flow_of(graph)
     progress = run_in_order(schedule.rows, flow.needs, flow.makes)

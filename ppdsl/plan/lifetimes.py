@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ppdsl.graph.ir import StageGraph
+from ppdsl.plan.coded import JOB_KINDS, Coded, coded_of
 from ppdsl.schedule.action import Action, ActionKind
 from ppdsl.schedule.table import Schedule
 from ppdsl.units import Bytes
 
-__all__ = ["Peak", "last_uses", "peak_activations", "state_bytes"]
+__all__ = ["Peak", "last_positions", "last_uses", "peak_activations", "state_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,27 +73,43 @@ def last_uses(
     {2: [(1, 0)], 3: [(1, 1)]}
     """
     count = schedule.microbatches
-    givers: list[set[int]] = [set() for _ in graph.stages]
-    for edge in graph.edges:
-        for consumer in edge.consumers:
-            if schedule.placement[consumer] == schedule.placement[edge.producer]:
-                givers[consumer].add(edge.producer)
-    skipped = ActionKind.WEIGHT_GRAD if until is ActionKind.INPUT_GRAD else None
-    result = []
-    for row in schedule.rows:
-        last: dict[int, int] = {}  # stage * count + micro-batch
-        for position, action in enumerate(row):
-            if action.kind is skipped:
-                continue
-            last[action.stage * count + action.microbatch] = position
-            if action.kind is ActionKind.FORWARD:
-                for giver in givers[action.stage]:
-                    last[giver * count + action.microbatch] = position
-        grouped: dict[int, list[tuple[int, int]]] = {}
-        for position, state in sorted((position, state) for state, position in last.items()):
-            grouped.setdefault(position, []).append(divmod(state, count))
-        result.append(grouped)
+    result: list[dict[int, list[tuple[int, int]]]] = [{} for _ in schedule.rows]
+    for rank, (positions, states) in enumerate(last_positions(coded_of(schedule, graph), until=until)):
+        for position, state in zip(positions, states, strict=True):
+            result[rank].setdefault(position, []).append(divmod(state, count))
     return tuple(result)
+
+
+def last_positions(
+    coded: Coded, *, until: ActionKind = ActionKind.WEIGHT_GRAD
+) -> tuple[tuple[list[int], list[int]], ...]:
+    """Return for each rank the positions of last uses, ascending, and beside them the states, as in `last_uses`.
+
+    The state of micro-batch `m` of a stage is `stage * microbatches + m`.
+
+    Args:
+        coded: A schedule in which each stage is on its rank only.
+        until: See `last_uses`.
+    """
+    count, placement = coded.microbatches, coded.schedule.placement
+    skipped = ActionKind.WEIGHT_GRAD if until is ActionKind.INPUT_GRAD else None
+    kinds = [kind for kind in JOB_KINDS if kind is not skipped]
+    uses = [[coded.positions_of(stage, kind) for kind in kinds] for stage in range(len(placement))]
+    for consumer, producers in enumerate(coded.flow.values_from):
+        for producer in producers:
+            if placement[consumer] == placement[producer]:
+                uses[producer].append(coded.positions_of(consumer, ActionKind.FORWARD))
+    last: list[list[int]] = [[] for _ in coded.schedule.rows]
+    states: list[list[int]] = [[] for _ in coded.schedule.rows]
+    for stage, rank in enumerate(placement):
+        last[rank] += map(max, *uses[stage])
+        states[rank] += range(stage * count, (stage + 1) * count)
+    return tuple(map(_sorted, last, states))
+
+
+def _sorted(positions: list[int], states: list[int]) -> tuple[list[int], list[int]]:
+    order = [at for at in sorted(range(len(states)), key=positions.__getitem__) if positions[at] >= 0]
+    return [positions[at] for at in order], [states[at] for at in order]
 
 
 def peak_activations(

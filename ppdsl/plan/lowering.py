@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from operator import itemgetter
+from itertools import accumulate, chain
 
 from ppdsl.diagnostics import ScheduleError
-from ppdsl.graph.ir import Edge, StageGraph
-from ppdsl.plan.coded import coded_of
+from ppdsl.graph.ir import StageGraph
+from ppdsl.plan.coded import Coded, coded_of
 from ppdsl.plan.laws import verify_schedule
-from ppdsl.plan.lifetimes import last_uses
-from ppdsl.plan.messages import Compute, Direction, Free, Message, MessagePlan, Recv, Send, Step, Wait
+from ppdsl.plan.lifetimes import last_positions
+from ppdsl.plan.messages import MessagePlan
+from ppdsl.plan.numbered import NumberedRows, Numbering, Route
 from ppdsl.plan.pausing import without_collection
-from ppdsl.plan.rendezvous import meets
+from ppdsl.plan.steps import Direction
+from ppdsl.schedule.action import ActionKind
 from ppdsl.schedule.flow import carries_gradient
 from ppdsl.schedule.table import Schedule
-from ppdsl.units import Bytes, Microbatch, Rank
+from ppdsl.units import Rank
 
 __all__ = ["lower"]
+
+_NEVER = 1 << 62
 
 
 def lower(schedule: Schedule, graph: StageGraph, *, lookahead: int = 1) -> MessagePlan:
@@ -53,160 +56,124 @@ def lower(schedule: Schedule, graph: StageGraph, *, lookahead: int = 1) -> Messa
     send(edge 0 B0 of stage 1)
     free(1, 0)
     """
+    with without_collection():
+        coded = coded_of(schedule, graph)
+        if not coded.flows:
+            _refuse(schedule, graph)
+        traffic = _Traffic(coded)
+        longest = max(map(len, schedule.rows), default=0)
+        ahead = max(1, lookahead)
+        rows = traffic.rows(ahead)
+        # With everything posted at the start, ranks that get stuck do so by their schedule.
+        while not rows.runs and ahead < longest:
+            ahead *= 2
+            rows = traffic.rows(ahead)
+        if not rows.runs:
+            _refuse(schedule, graph)
+        return MessagePlan(graph, schedule, rows, coded)
+
+
+def _refuse(schedule: Schedule, graph: StageGraph) -> None:
     findings = verify_schedule(schedule, graph)
     if findings:
         raise ScheduleError(*findings)
-    with without_collection():
-        traffic = _Traffic(schedule, graph)
-        longest = max(map(len, schedule.rows), default=0)
-        ahead = max(1, lookahead)
-        # With everything posted at the start a verified schedule cannot get stuck, so this ends.
-        while ahead < longest and not traffic.can_run(ahead):
-            ahead *= 2
-        return MessagePlan(graph, schedule, traffic.rows(ahead))
-
-
-@dataclass(frozen=True, slots=True)
-class _Route:
-    """What one edge carries to one consumer in one direction: a message for each micro-batch."""
-
-    edge: Edge
-    consumer: int
-    direction: Direction
-    source: int
-    target: int
-
-    @property
-    def maker(self) -> int:
-        """The stage that makes what is sent."""
-        return self.edge.producer if self.direction is Direction.FORWARD else self.consumer
-
-    @property
-    def user(self) -> int:
-        """The stage that needs it."""
-        return self.consumer if self.direction is Direction.FORWARD else self.edge.producer
-
-    def messages(self, microbatches: int) -> list[Message]:
-        """Return the message of each micro-batch."""
-        edge, consumer, direction, size = self.edge.index, self.consumer, self.direction, Bytes(self.edge.bytes)
-        source, target = Rank(self.source), Rank(self.target)
-        return [Message(edge, consumer, Microbatch(m), direction, source, target, size) for m in range(microbatches)]
 
 
 class _Traffic:
-    """All messages of a step, seen from both ends; message `route * microbatches + m` is a whole number here."""
+    """All messages of a step, seen from both ends."""
 
-    def __init__(self, schedule: Schedule, graph: StageGraph) -> None:
-        self.schedule = schedule
-        self.coded = coded_of(schedule, graph)
-        self.routes = _routes(schedule, graph)
-        self.sent: list[tuple[int, ...]] = [()] * len(self.coded.gives)  # by job, the places of its routes
-        self.needed: list[tuple[int, ...]] = [()] * len(self.coded.gives)
-        count = schedule.microbatches
-        for number, route in enumerate(self.routes):
-            for kind in (0,) if route.direction is Direction.FORWARD else (1, 2):
-                self.sent[4 * route.maker + kind] += (number * count,)
-                self.needed[4 * route.user + kind] += (number * count,)
-        self.frees = last_uses(schedule, graph)
-        self.channels = self._channels()
-        self.posts: tuple[int, list[dict[int, list[int]]]] = (0, [])  # the last look-ahead, and its receives
+    def __init__(self, coded: Coded) -> None:
+        self.coded = coded
+        routes = _routes(coded.schedule, coded.graph)
+        self.numbering = Numbering(routes, len(coded.graph.stages), coded.microbatches)
+        self.around = self._around()
+        self.frees = last_positions(coded)
+        self.posts = self._posts()
 
-    def can_run(self, ahead: int) -> bool:
-        """Tell whether the plan with this look-ahead runs over channels without capacity."""
-        rows = []
-        posts = self._posts(ahead)
-        for rank, (jobs, places) in enumerate(zip(self.coded.jobs, self.coded.places, strict=True)):
-            steps: list[int] = []  # 3 * message, and 0 to post it, 1 to wait for it, 2 to send it
-            for at, (job, m) in enumerate(zip(jobs, places, strict=True)):
-                if at in posts[rank]:
-                    steps += [3 * message for message in posts[rank][at]]
-                if self.needed[job]:
-                    steps += [3 * (route + m) + 1 for route in self.needed[job]]
-                if self.sent[job]:
-                    steps += [3 * (route + m) + 2 for route in self.sent[job]]
-            rows.append(steps)
-        return meets(rows, len(self.routes) * self.schedule.microbatches)
-
-    def rows(self, ahead: int) -> tuple[tuple[Step, ...], ...]:
+    def rows(self, ahead: int) -> NumberedRows:
         """Return the plan's rows with receives posted `ahead` computations before they are needed."""
-        messages = [message for route in self.routes for message in route.messages(self.schedule.microbatches)]
-        posts = self._posts(ahead)
-        rows = []
-        for rank, actions in enumerate(self.schedule.rows):
-            steps: list[Step] = []
-            post, free = posts[rank], self.frees[rank]
-            coded = zip(actions, self.coded.jobs[rank], self.coded.places[rank], strict=True)
-            for at, (action, job, m) in enumerate(coded):
-                if at in post:
-                    steps += [Recv(messages[message]) for message in post[at]]
-                steps += [Wait(messages[route + m]) for route in self.needed[job]]
-                steps.append(Compute(action))
-                steps += [Send(messages[route + m]) for route in self.sent[job]]
-                if at in free:
-                    steps += [Free(stage, Microbatch(k)) for stage, k in free[at]]
-            rows.append(tuple(steps))
-        return tuple(rows)
+        return NumberedRows(self.numbering, (self._row(rank, ahead) for rank in range(len(self.coded.jobs))))
 
-    def _channels(self) -> list[tuple[int, list[tuple[int, int]]]]:
-        """Return for each ordered pair of ranks the target, and in the order of the sends message and use."""
-        count = self.schedule.microbatches
-        used = [[0] * count for _ in self.routes]
-        for jobs, places in zip(self.coded.jobs, self.coded.places, strict=True):
-            for at, (job, m) in enumerate(zip(jobs, places, strict=True)):
-                for first in self.needed[job]:
-                    used[first // count][m] = at
-        channels: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for jobs, places in zip(self.coded.jobs, self.coded.places, strict=True):
-            for job, m in zip(jobs, places, strict=True):
-                for first in self.sent[job]:
-                    number = first // count
-                    route = self.routes[number]
-                    channel = channels.setdefault((route.source, route.target), [])
-                    channel.append((first + m, used[number][m]))
-        return [(target, channels[source, target]) for source, target in sorted(channels)]
+    def _row(self, rank: int, ahead: int) -> list[int]:
+        around, after = self.around, self.numbering.frees
+        steps: list[int] = []
+        (due, posts), (last, states) = self.posts[rank], self.frees[rank]
+        last = [*last, _NEVER]
+        posted = freed = 0
+        for at, (job, m) in enumerate(zip(self.coded.jobs[rank], self.coded.places[rank], strict=True)):
+            while due[posted] <= at + ahead:
+                steps.append(posts[posted])
+                posted += 1
+            for first in around[job]:
+                steps.append(first + m)  # noqa: PERF401 - a comprehension for every action takes longer
+            while last[freed] == at:
+                steps.append(after + states[freed])
+                freed += 1
+        return steps
 
-    def _posts(self, ahead: int) -> list[dict[int, list[int]]]:
-        """Return for each rank and position the receives to post before it.
+    def _around(self) -> list[list[int]]:
+        """Return for each job the steps that go with it: waits, the computation, sends; each for micro-batch 0."""
+        numbers, count = self.numbering, self.coded.microbatches
+        waits: list[list[int]] = [[] for _ in self.coded.gives]
+        sends: list[list[int]] = [[] for _ in self.coded.gives]
+        for place, route in enumerate(numbers.routes):
+            edge = self.coded.graph.edges[route.edge]
+            ends = edge.producer, route.consumer
+            maker, user = ends if route.direction is Direction.FORWARD else ends[::-1]
+            for kind in (0,) if route.direction is Direction.FORWARD else (1, 2):
+                sends[4 * maker + kind].append(numbers.messages + place * count)
+                waits[4 * user + kind].append(numbers.waits + place * count)
+        computations = range(numbers.computations, numbers.frees, count)
+        return [[*before, own, *after] for before, own, after in zip(waits, computations, sends, strict=True)]
 
-        A message may be needed before an earlier one of its channel; then the earlier one is posted with it, so that
-        both ends keep one order.
+    def _posts(self) -> list[tuple[list[int], list[int]]]:
+        """Return for each rank the receives in the order to post them, and before which computation each is due.
+
+        A message may be needed before an earlier one of its channel; then the earlier one is due with it, so that both
+        ends keep one order.
         """
-        if self.posts[0] == ahead:
-            return self.posts[1]
-        posts: list[list[tuple[int, int, int]]] = [[] for _ in self.schedule.rows]
-        for target, channel in self.channels:
-            earliest = len(self.schedule.rows[target])
-            timed: list[tuple[int, int, int]] = []
-            for message, needed in reversed(channel):
-                if needed < earliest:
-                    earliest = needed
-                timed.append((earliest - ahead if earliest > ahead else 0, earliest, message))
-            timed.reverse()
-            posts[target] += timed
-        by_position: list[dict[int, list[int]]] = []
-        for row_posts in posts:
-            row_posts.sort(key=itemgetter(0, 1))  # stable: a channel keeps its order
-            grouped: dict[int, list[int]] = {}
-            for at, _, message in row_posts:
-                if at in grouped:
-                    grouped[at].append(message)
-                else:
-                    grouped[at] = [message]
-            by_position.append(grouped)
-        self.posts = ahead, by_position
-        return by_position
+        channels: dict[tuple[int, int], list[tuple[list[int], list[int], range]]] = {}
+        count = self.coded.microbatches
+        for place, route in enumerate(self.numbering.routes):
+            made, used = _moments(self.coded, route)
+            messages = range(place * count, (place + 1) * count)
+            channels.setdefault((route.source, route.target), []).append((made, used, messages))
+        posts: list[list[int]] = [[] for _ in self.coded.jobs]
+        due: list[list[int]] = [[] for _ in self.coded.jobs]
+        for (_, target), parts in sorted(channels.items()):
+            made, used, sent = (list(chain.from_iterable(part)) for part in zip(*parts, strict=True))
+            order = sorted(range(len(made)), key=made.__getitem__)  # stable: by route where one action makes several
+            posts[target] += [sent[at] for at in order]
+            # Backwards: what is due before the last message, before the last but one, ...
+            dates = [used[at] for at in reversed(order)]
+            due[target] += reversed(list(accumulate(dates, min)))
+        # Stable: a channel keeps its order.
+        orders = [sorted(range(len(dates)), key=dates.__getitem__) for dates in due]
+        return [
+            ([*(dates[at] for at in order), _NEVER], [receives[at] for at in order])
+            for dates, receives, order in zip(due, posts, orders, strict=True)
+        ]
 
 
-def _routes(schedule: Schedule, graph: StageGraph) -> list[_Route]:
+def _moments(coded: Coded, route: Route) -> tuple[list[int], list[int]]:
+    """Return the positions at which a route's messages are made, and those at which they are used."""
+    producer = coded.graph.edges[route.edge].producer
+    if route.direction is Direction.FORWARD:
+        return coded.positions_of(producer, ActionKind.FORWARD), coded.positions_of(route.consumer, ActionKind.FORWARD)
+    return coded.gradient_positions[route.consumer], coded.gradient_positions[producer]
+
+
+def _routes(schedule: Schedule, graph: StageGraph) -> tuple[Route, ...]:
     """Return all routes between ranks, by edge, then consumer."""
     placement, backward = schedule.placement, not schedule.forward_only
-    routes = []
+    routes: list[Route] = []
     for edge in graph.edges:
+        source, size = Rank(placement[edge.producer]), edge.bytes
         for consumer in edge.consumers:
-            source, target = placement[edge.producer], placement[consumer]
+            target = Rank(placement[consumer])
             if source == target:
                 continue
-            routes.append(_Route(edge, consumer, Direction.FORWARD, source, target))
+            routes.append(Route(edge.index, consumer, Direction.FORWARD, source, target, size))
             if backward and carries_gradient(graph, edge, consumer):
-                routes.append(_Route(edge, consumer, Direction.BACKWARD, target, source))
-    return routes
+                routes.append(Route(edge.index, consumer, Direction.BACKWARD, target, source, size))
+    return tuple(routes)

@@ -1,28 +1,33 @@
-"""One pass that tells whether a plan keeps its laws, for the usual case that it does.
+"""The laws of a schedule and its message plan on whole numbers, for the usual case that both keep them.
 
-It proves the same as the laws in `verify`, from the graph's edges and the placement alone; where it says no, these look
-again for what exactly is wrong.
+It proves the same as `laws` and `verify`, from the graph's edges and the placement alone; where it says no, these look
+again for what exactly is wrong. All steps of one kind are compared at once: where each of them is, is one list by
+micro-batch, and a law compares two such lists.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from operator import lt
 
 from ppdsl.graph.ir import StageGraph
-from ppdsl.plan.lifetimes import last_uses
-from ppdsl.plan.messages import Compute, Direction, Free, Message, MessagePlan, Recv, Send, Wait
-from ppdsl.plan.rendezvous import meets
-from ppdsl.schedule.action import Action, ActionKind
+from ppdsl.plan.coded import JOB_KINDS, Coded, coded_of
+from ppdsl.plan.messages import MessagePlan
+from ppdsl.plan.numbered import NumberedRows, Numbering, Route
+from ppdsl.plan.steps import Direction
 from ppdsl.schedule.flow import carries_gradient
 from ppdsl.schedule.table import Schedule
+from ppdsl.units import Rank
 
 __all__ = ["plan_is_sound"]
 
-_MEETS = {Recv: 0, Wait: 1, Send: 2}
-
 
 def plan_is_sound(plan: MessagePlan) -> bool:
-    """Tell whether a plan, whose schedule keeps its laws, keeps those of plans; false also when it is not certain.
+    """Tell whether a plan and its schedule keep their laws; false also when it is not certain.
+
+    That ranks' computations do not wait for each other in a circle follows: each needs what is computed before it on
+    its rank, or waits for a message that is sent after what it carries was computed, and all messages arrive.
 
     >>> from ppdsl.graph.shapes import chain_graph
     >>> from ppdsl.plan.lowering import lower
@@ -30,118 +35,130 @@ def plan_is_sound(plan: MessagePlan) -> bool:
     >>> plan_is_sound(lower(build_schedule("1f1b", chain_graph(4), (0, 1, 0, 1), microbatches=8), chain_graph(4)))
     True
     """
-    if len(plan.rows) != plan.schedule.ranks:
+    coded = coded_of(plan.schedule, plan.graph)
+    rows = _numbered(plan) if coded.flows and len(plan.rows) == plan.schedule.ranks else None
+    if rows is None:
         return False
-    check = _Check(plan)
-    return all(map(check.row, range(len(plan.rows)))) and check.complete()
+    check = _Check(rows, coded)
+    return check.count() and check.computations() and check.messages() and check.states() and rows.runs
 
 
-@dataclass(frozen=True, slots=True)
-class _Expected:
-    """What must travel between two stages; `made` and `used` are places among what actions make."""
-
-    number: int
-    source: int
-    target: int
-    bytes: int
-    made: int
-    used: int
+def _numbered(plan: MessagePlan) -> NumberedRows | None:
+    """Return the plan's rows as numbers of what must be there; None when it has something else."""
+    numbering = Numbering(_expected(plan.schedule, plan.graph), len(plan.graph.stages), plan.schedule.microbatches)
+    if isinstance(plan.rows, NumberedRows) and plan.rows.numbering == numbering:
+        return plan.rows
+    numbers = [[numbering.number(step) for step in row] for row in plan.rows]
+    return None if any(-1 in row for row in numbers) else NumberedRows(numbering, numbers)
 
 
 class _Check:
-    def __init__(self, plan: MessagePlan) -> None:
-        self.plan = plan
-        self.count = plan.schedule.microbatches
-        self.expected = _expected(plan.schedule, plan.graph)
-        self.routes = list(self.expected.values())
-        size = len(self.routes) * self.count
-        self.sent, self.posted, self.awaited = bytearray(size), bytearray(size), bytearray(size)
-        self.done = bytearray(2 * len(plan.graph.stages) * self.count)
-        self.numbers: dict[int, int] = {}  # by identity: a message is looked at once, not at each of its steps
-        self.uses = last_uses(plan.schedule, plan.graph)
-        self.rows: list[list[int]] = []
-        # Routes between the same two ranks share a channel, and its list.
-        sends: dict[tuple[int, int], list[int]] = {}
-        posts: dict[tuple[int, int], list[int]] = {}
-        self.sends = [sends.setdefault((route.source, route.target), []) for route in self.routes]
-        self.posts = [posts.setdefault((route.source, route.target), []) for route in self.routes]
+    """Where each step of a plan is: its place among all steps, one rank's after the other's; -1: nowhere.
 
-    def row(self, rank: int) -> bool:
-        """Tell whether a rank's steps are the right ones, each in its place."""
-        actions, numbers = self.plan.schedule.rows[rank], self.numbers
-        last = {state: at for at, states in self.uses[rank].items() for state in states}
-        messages: list[int] = []
-        computed = 0
-        for step in self.plan.rows[rank]:
-            if isinstance(step, Compute):
-                if computed == len(actions) or step.action != actions[computed]:
-                    return False
-                computed += 1
-                self._run(step.action)
-            elif isinstance(step, Free):
-                if last.pop((step.stage, int(step.microbatch)), computed) >= computed:
-                    return False
-            else:
-                number = numbers.get(id(step.message), -1)
-                if number < 0:
-                    number = numbers[id(step.message)] = self._number(step.message)
-                if number < 0 or not self._in_place(step, number, rank):
-                    return False
-                messages.append(3 * number + _MEETS[type(step)])
-        self.rows.append(messages)
-        return computed == len(actions) and not last
+    A step that comes after one and before another of a rank is on that rank, and is there at all: most laws are proved
+    together with the order. What is left is that nothing is there twice: there are as many steps as there must be.
+    """
 
-    def _run(self, action: Action) -> None:
-        kind = action.kind
-        if kind is not ActionKind.WEIGHT_GRAD:
-            gradient = kind is not ActionKind.FORWARD
-            self.done[(2 * action.stage + gradient) * self.count + action.microbatch] = 1
+    def __init__(self, rows: NumberedRows, coded: Coded) -> None:
+        self.numbering, self.coded, self.microbatches = rows.numbering, coded, coded.microbatches
+        self.where = where = [-1] * self.numbering.size
+        self.begins = [0]
+        for row in rows.numbers:
+            begin = self.begins[-1]
+            for place, number in enumerate(row, begin):
+                where[number] = place
+            self.begins.append(begin + len(row))
 
-    def complete(self) -> bool:
-        """Tell whether nothing is missing, channels keep their order and no rank waits for ever."""
-        if not (all(self.sent) and all(self.posted) and all(self.awaited)):
-            return False
-        return self.sends == self.posts and meets(self.rows, len(self.sent))
+    def count(self) -> bool:
+        """Tell whether there are as many steps as there must be."""
+        computations, states = sum(map(len, self.coded.jobs)), len(self.coded.graph.stages) * self.microbatches
+        return self.begins[-1] == 3 * self.numbering.messages + computations + states
 
-    def _number(self, message: Message) -> int:
-        route = self.expected.get((message.edge, message.consumer, message.direction))
-        if route is None or not 0 <= message.microbatch < self.count:
-            return -1
-        if (message.source, message.target, message.bytes) != (route.source, route.target, route.bytes):
-            return -1
-        return route.number * self.count + message.microbatch
+    def computations(self) -> bool:
+        """Tell whether each rank runs the schedule's actions in its order."""
+        computed = self.where[self.numbering.computations : self.numbering.frees]
+        for rank, actions in enumerate(self.coded.actions):
+            places = list(map(computed.__getitem__, actions))
+            if places and not (
+                _ascending(places) and self.begins[rank] <= places[0] and places[-1] < self.begins[rank + 1]
+            ):
+                return False
+        return True
 
-    def _in_place(self, step: Send | Recv | Wait, number: int, rank: int) -> bool:
-        """Tell whether a message is sent, posted or awaited by the right rank, for the first time and in time."""
-        place, m = divmod(number, self.count)
-        route = self.routes[place]
-        if isinstance(step, Recv):
-            right = rank == route.target and not self.posted[number]
-            self.posted[number] = 1
-            self.posts[place].append(number)
-        elif isinstance(step, Wait):
-            ready = self.posted[number] and not self.done[route.used + m]
-            right = bool(rank == route.target and not self.awaited[number] and ready)
-            self.awaited[number] = 1
-        else:
-            right = rank == route.source and not self.sent[number] and self.done[route.made + m] > 0
-            self.sent[number] = 1
-            self.sends[place].append(number)
-        return right
+    def messages(self) -> bool:
+        """Tell whether each message is sent after it is made and posted before it is awaited, before its use.
+
+        And whether each ordered pair of ranks sends and receives in one order.
+        """
+        messages = self.numbering.messages
+        channels: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+        for number, route in enumerate(self.numbering.routes):
+            receives, sends, waits = (self._of(first, number) for first in (0, messages, 2 * messages))
+            made, used = self._ends(route)
+            if min(receives) < self.begins[route.target] or max(sends) >= self.begins[route.source + 1]:
+                return False
+            if not (_before(made, sends) and _before(receives, waits) and _before(waits, used)):
+                return False
+            sent, posted = channels.setdefault((route.source, route.target), ([], []))
+            sent += sends
+            posted += receives
+        return all(_ascending([posted[at] for at in _order(sent)]) for sent, posted in channels.values())
+
+    def states(self) -> bool:
+        """Tell whether each state is let go of after all its uses: the stage's own, and those by reference."""
+        placement, numbering = self.coded.schedule.placement, self.numbering
+        jobs = [[4 * stage + kind for kind in range(len(JOB_KINDS))] for stage in range(len(placement))]
+        for consumer, producers in enumerate(self.coded.flow.values_from):
+            for producer in producers:
+                if placement[producer] == placement[consumer]:
+                    jobs[producer].append(4 * consumer)
+        for stage, uses in enumerate(jobs):
+            frees = self._of(numbering.frees, stage)
+            if max(frees) >= self.begins[placement[stage] + 1]:
+                return False
+            if not all(_before(self._of(numbering.computations, job), frees) for job in uses):
+                return False
+        return True
+
+    def _of(self, first: int, kind: int) -> list[int]:
+        """Return where the steps of a kind are, by micro-batch; `first` is the number of the first kind's first."""
+        begin = first + kind * self.microbatches
+        return self.where[begin : begin + self.microbatches]
+
+    def _ends(self, route: Route) -> tuple[list[int], list[int]]:
+        """Return where the messages of a route are made, and where they are used."""
+        first, producer = self.numbering.computations, self.coded.graph.edges[route.edge].producer
+        if route.direction is Direction.FORWARD:
+            return self._of(first, 4 * producer), self._of(first, 4 * route.consumer)
+        # Of B and I one is there for each micro-batch.
+        made, used = (
+            list(map(max, self._of(first, 4 * stage + 1), self._of(first, 4 * stage + 2)))
+            for stage in (route.consumer, producer)
+        )
+        return made, used
 
 
-def _expected(schedule: Schedule, graph: StageGraph) -> dict[tuple[int, int, Direction], _Expected]:
-    placement, count = schedule.placement, schedule.microbatches
-    found: dict[tuple[int, int, Direction], _Expected] = {}
+def _before(earlier: Iterable[int], later: Iterable[int]) -> bool:
+    return all(map(lt, earlier, later))
+
+
+def _ascending(places: Sequence[int]) -> bool:
+    return all(map(lt, places, islice(places, 1, None)))
+
+
+def _order(places: Sequence[int]) -> list[int]:
+    return sorted(range(len(places)), key=places.__getitem__)
+
+
+def _expected(schedule: Schedule, graph: StageGraph) -> tuple[Route, ...]:
+    """Return what must travel: each value to each consumer on another rank, and the gradient back."""
+    placement = [Rank(rank) for rank in schedule.placement]
+    found = []
     for edge in graph.edges:
-        for consumer in edge.consumers:
-            ends = placement[edge.producer], placement[consumer]
-            if ends[0] == ends[1]:
-                continue
-            made, used = 2 * edge.producer * count, 2 * consumer * count
-            key = (edge.index, consumer, Direction.FORWARD)
-            found[key] = _Expected(len(found), *ends, edge.bytes, made, used)
-            if not schedule.forward_only and carries_gradient(graph, edge, consumer):
-                key = (edge.index, consumer, Direction.BACKWARD)
-                found[key] = _Expected(len(found), *ends[::-1], edge.bytes, used + count, made + count)
-    return found
+        here, size = placement[edge.producer], edge.bytes
+        for there, consumer in [(placement[consumer], consumer) for consumer in edge.consumers]:
+            if there != here:
+                found.append(Route(edge.index, consumer, Direction.FORWARD, here, there, size))
+                if not schedule.forward_only and carries_gradient(graph, edge, consumer):
+                    found.append(Route(edge.index, consumer, Direction.BACKWARD, there, here, size))
+    return tuple(found)

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Sequence
 
 from ppdsl.diagnostics import Diagnostic
 from ppdsl.plan.drawing import draw_steps, explain_message
+from ppdsl.plan.meeting import all_end
 from ppdsl.plan.messages import Message, MessagePlan, Recv, Send, Step, Wait
 from ppdsl.schedule.progress import Blocked, Progress, run_in_order
 
@@ -39,42 +40,15 @@ def meets(rows: Sequence[Sequence[int]], messages: int) -> bool:
     The same rules as `rendezvous`, on whole numbers for large plans.
 
     Args:
-        rows: For each rank its steps; `3 * message` posts a receive, `3 * message + 1` waits for the message and
-            `3 * message + 2` sends it.
+        rows: For each rank its steps, each at most once; `3 * message` posts a receive, `3 * message + 1` waits for the
+            message and `3 * message + 2` sends it.
         messages: Number of messages.
 
     >>> meets([[0, 5, 1], [3, 2, 4]], 2), meets([[5, 0, 1], [2, 3, 4]], 2)
     (True, False)
     """
-    posted, sent = bytearray(messages), bytearray(messages)
-    waiting: dict[int, int] = {}  # 2 * message, and 1 for its send -> who needs that
-    at = [0] * len(rows)
-    work = list(reversed(range(len(rows))))
-    left = len(rows)
-    while work:
-        rank = work.pop()
-        row = rows[rank]
-        for position in range(at[rank], len(row)):
-            message, kind = divmod(row[position], 3)
-            if kind == 0:
-                posted[message] = 1
-                woken = waiting.pop(2 * message, None)
-            elif kind == 1:
-                if not sent[message]:
-                    waiting[2 * message + 1], at[rank] = rank, position
-                    break
-                continue
-            else:
-                if not posted[message]:
-                    waiting[2 * message], at[rank] = rank, position
-                    break
-                sent[message] = 1
-                woken = waiting.pop(2 * message + 1, None)
-            if woken is not None:
-                work.append(woken)
-        else:
-            left -= 1
-    return left == 0
+    first = 0, 2 * messages, messages
+    return all_end([[first[step % 3] + step // 3 for step in row] for row in rows], messages, 3 * messages)
 
 
 def find_deadlock(plan: MessagePlan) -> Diagnostic | None:

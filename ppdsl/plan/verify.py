@@ -24,7 +24,7 @@ from ppdsl.schedule.flow import carries_gradient
 from ppdsl.schedule.table import Schedule
 from ppdsl.units import Bytes, Microbatch, Rank
 
-__all__ = ["Planned", "verify", "verify_plan"]
+__all__ = ["Planned", "faults_of", "verify", "verify_plan"]
 
 
 class Planned(Protocol):
@@ -66,12 +66,15 @@ def verify_plan(plan: MessagePlan) -> tuple[Diagnostic, ...]:
     >>> verify_plan(lower(build_schedule("1f1b", graph, (0, 1, 0, 1), microbatches=8), graph))
     ()
     """
-    findings = verify_schedule(plan.schedule, plan.graph)
-    if not findings:
-        with without_collection():
-            if plan_is_sound(plan):
-                return ()
-    findings = findings or collect(_computations(plan))
+    with without_collection():
+        if plan_is_sound(plan):
+            return ()
+    return faults_of(plan)
+
+
+def faults_of(plan: MessagePlan) -> tuple[Diagnostic, ...]:
+    """Return the same, one step after the other: where `plan_is_sound` says no."""
+    findings = verify_schedule(plan.schedule, plan.graph) or collect(_computations(plan))
     findings = findings or collect(_messages(plan)) or collect(_channels(plan)) or collect(_frees(plan))
     if findings:
         return findings

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ppdsl.diagnostics import Diagnostic, RecordingError
+from ppdsl.recording.collectives import check_collectives
 from ppdsl.recording.findings import error_at, labels_of
 from ppdsl.recording.items import Collapsed, Item, collapse
 from ppdsl.recording.tape import Frame, Tape, Value
@@ -20,8 +21,10 @@ def check_open_frames(tape: Tape, collapsed: Collapsed) -> None:
     """Refuse modules that were taken apart although something hangs on their being called as one.
 
     Raises:
-        RecordingError: Full backward hooks on such a module, or random numbers of Python or numpy between modules.
+        RecordingError: Full backward hooks on such a module, or collectives, or random numbers of Python or numpy,
+            between modules.
     """
+    check_collectives(tape.root, collapsed.open_frames)
     for frame in collapsed.open_frames:
         module = frame.module
         if module is not None and (module._backward_hooks or module._backward_pre_hooks):

@@ -25,40 +25,16 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
 
 __all__ = [
-    "DATA_ERRORS",
-    "SHAPE_ERRORS",
-    "FakeTensor",
-    "TorchDispatchMode",
-    "arguments_of",
-    "around_calls",
-    "autocast_state",
-    "backward_unannounced",
-    "compiled_code_runs_eagerly",
-    "default_store",
-    "functions_to_intercept",
-    "gradient_node",
-    "is_compiled",
-    "is_fake",
-    "is_wrapper",
-    "make_fake_mode",
-    "mode_depths",
-    "no_torch_function",
-    "own_attributes",
-    "pytree",
-    "quiet_fakes",
-    "registered_pytree",
-    "run_backward",
-    "same_storage_key",
-    "saves_under_hooks",
-    "sequence_number",
-    "unpacked_harmlessly",
-    "version_of",
-    "without_dispatch_modes",
-    "without_mode",
-]
+    "DATA_ERRORS", "SHAPE_ERRORS", "DispatchMode", "FakeTensor", "TorchDispatchMode", "arguments_of", "around_calls",
+    "autocast_state", "backward_unannounced", "compiled_code_runs_eagerly", "default_store", "functions_to_intercept",
+    "gradient_node", "is_compiled", "is_fake", "is_wrapper", "make_fake_mode", "mode_depths", "new_fake",
+    "no_torch_function", "own_attributes", "pytree", "quiet_fakes", "registered_pytree", "run_backward",
+    "same_storage_key", "saves_under_hooks", "sequence_number", "unpacked_harmlessly", "version_of",
+    "without_dispatch_modes", "without_mode",
+]  # fmt: skip
 
 # Raised by a fake kernel that would need the values of a tensor, or that does not exist.
 DATA_ERRORS = (
@@ -75,6 +51,26 @@ SHAPE_ERRORS = (DynamicOutputShapeException, GuardOnDataDependentSymNode)
 def make_fake_mode() -> Any:
     """Return a fake mode that also accepts real tensors among its arguments."""
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def new_fake(mode: Any, like: torch.Tensor, *, parameter: bool) -> torch.Tensor:
+    """Return a tensor without data of the size, strides and type of `like`, on the CPU, as `mode` makes them."""
+    meta = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device="meta")
+    fake: torch.Tensor = FakeTensor(mode, meta, torch.device("cpu"))
+    if parameter:
+        fake._is_param = True
+    return fake
+
+
+class DispatchMode(TorchDispatchMode):
+    """A mode of which `torch.compile` need not be kept off: inside `compiled_code_runs_eagerly`, nothing is compiled.
+
+    Torch would wrap the handler, at more than what the handler itself costs.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 def compiled_code_runs_eagerly() -> AbstractContextManager[Any]:
@@ -102,8 +98,6 @@ def is_fake(tensor: torch.Tensor) -> bool:
 
 def is_wrapper(tensor: torch.Tensor) -> bool:
     """Whether `tensor` is a subclass that wraps others (DTensor, a quantised tensor)."""
-    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-
     return bool(is_traceable_wrapper_subclass(tensor))
 
 
@@ -152,8 +146,6 @@ def own_attributes(tensor: torch.Tensor) -> list[str]:
 @contextlib.contextmanager
 def without_dispatch_modes(*, torch_functions: bool = False) -> Iterator[None]:
     """Run on real tensors, with the recorder's dispatch modes off, and its function mode too unless asked to stay."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
     with _disable_current_modes(), contextlib.nullcontext() if torch_functions else torch._C.DisableTorchFunction():
         yield
 
@@ -238,9 +230,12 @@ def gradient_node(tensor: torch.Tensor) -> tuple[Any, int] | None:
     Also None where autograd refuses to tell, for a view that was made under other rules than its base was written.
     """
     try:
-        with torch._C.DisableTorchFunction(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return None if tensor.grad_fn is None else (tensor.grad_fn, tensor.output_nr)
+        with torch._C.DisableTorchFunction():
+            if not tensor._is_view():
+                return None if tensor.grad_fn is None else (tensor.grad_fn, tensor.output_nr)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return None if tensor.grad_fn is None else (tensor.grad_fn, tensor.output_nr)
     except RuntimeError:
         return None
 

@@ -49,7 +49,7 @@ class FakeState:
         self.aliases.setdefault(id(tensor), []).append(full)
         if id(tensor) in self.values:
             return
-        fake = self.fake_of(tensor, parameter=kind is ValueKind.PARAMETER)
+        fake = self._first_fake_of(tensor, parameter=kind is ValueKind.PARAMETER)
         value = Value(kind, meta_of(tensor), full, holder=(module, name), tensor=tensor)
         self.values[id(tensor)] = self.values[id(fake)] = value
         self.fakes[id(tensor)] = fake
@@ -64,6 +64,13 @@ class FakeState:
             self.values[id(parameter)] = value
             self.scripted.setdefault(id(module), []).append(value)
 
+    def _first_fake_of(self, tensor: torch.Tensor, *, parameter: bool) -> torch.Tensor:
+        """Return the fake of a parameter or buffer, before anything is recorded: then there is a quicker way."""
+        if compat.is_wrapper(tensor) or tensor.layout != torch.strided or not tensor.is_leaf:
+            return self.fake_of(tensor, parameter=parameter)
+        fake = compat.new_fake(self.mode, tensor, parameter=parameter).requires_grad_(tensor.requires_grad)
+        return _with_attributes(fake, tensor) if parameter else fake
+
     def fake_of(self, tensor: torch.Tensor, *, parameter: bool = False) -> torch.Tensor:
         """Return a tensor without data that looks like `tensor` on the CPU."""
         fake: torch.Tensor
@@ -73,10 +80,7 @@ class FakeState:
             with self.mode, torch.no_grad():
                 fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
         if parameter:
-            fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
-            for name, attribute in getattr(tensor, "__dict__", {}).items():
-                if name not in fake.__dict__:
-                    fake.__dict__[name] = attribute
+            fake = _with_attributes(torch.nn.Parameter(fake, requires_grad=tensor.requires_grad), tensor)
         elif tensor.requires_grad and not fake.requires_grad:
             fake.requires_grad_()
             if not tensor.is_leaf:  # such a tensor may be written in place
@@ -93,6 +97,13 @@ class FakeState:
         """Put the real ones back."""
         for slots, name, tensor in self._slots:
             slots[name] = tensor
+
+
+def _with_attributes(fake: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    for name, attribute in getattr(tensor, "__dict__", {}).items():
+        if name not in fake.__dict__:
+            fake.__dict__[name] = attribute
+    return fake
 
 
 def real_like(tensor: torch.Tensor, seed: int) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from ppdsl import annotate
 from ppdsl.diagnostics import Diagnostic, Label, RecordingError
 from ppdsl.source import Place, Span
 
-__all__ = ["INNER_FILES", "DataDependence", "data_dependence", "error_at", "labels_of", "unseen"]
+__all__ = ["INNER_FILES", "DataDependence", "data_dependence", "error_at", "is_inner", "labels_of", "unseen"]
 
 
 # Code that is not the user's: a finding points at the innermost line outside of it.
@@ -23,6 +24,12 @@ INNER_FILES = (
     f"{Path(annotate.__file__).parent}{os.sep}",
     contextlib.__file__,
 )
+
+
+@functools.lru_cache(4096)
+def is_inner(file: str) -> bool:
+    """Whether code of this file is torch's or the recorder's, not the user's."""
+    return file.startswith((*INNER_FILES, "<"))
 
 
 class DataDependence(RecordingError):

@@ -84,7 +84,7 @@ class Frames:
             frame.keep_open = "an argument is a tensor with an attribute of its own"
         self._note_held(frame)
         if module is not None and not isinstance(module, torch.jit.ScriptModule):
-            self._recorder.upkeep.look(module.modules(), self.current)
+            self._recorder.upkeep.look(module, self.current)
         self._pictures.append((frame, _picture(frame.arguments.template)))
         self.current.parts.append(frame)
         self.current = frame
@@ -93,7 +93,7 @@ class Frames:
     def settle(self) -> None:
         """At the end: an object that a call was given and that has changed since cannot be handed over again."""
         upkeep = self._recorder.upkeep
-        upkeep.look(self._recorder.model.modules(), self.root)
+        upkeep.look(self._recorder.model, self.root)
         for frame in (self.root, *(frame for frame, _ in self._pictures)):
             frame.kept = upkeep.lasting(frame)
         for frame, picture in self._pictures:
@@ -131,7 +131,7 @@ class Frames:
         finally:
             self._recorder.streams.look(frame)
             if frame.module is not None:
-                self._recorder.upkeep.look(frame.module.modules(), frame)
+                self._recorder.upkeep.look(frame.module, frame)
             frame.end = len(self._recorder.records)
             self.current = frame.parent if frame.parent is not None else self.root
 

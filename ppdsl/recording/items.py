@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ppdsl.annotate import Key
-from ppdsl.recording.findings import error_at
+from ppdsl.recording.collectives import forced_call
 from ppdsl.recording.side import is_side
 from ppdsl.recording.structure import Path, Template, fill
 from ppdsl.recording.tape import Ambient, Frame, Record, RecordKind, Tape, Value, ValueKind, memory_of, origin
@@ -139,13 +139,7 @@ def _collapse(tape: Tape, uses: dict[int, int], tainted: frozenset[int]) -> Coll
             if reason is None:
                 result.items.append(_whole(part, tape, uses))
             elif part.forced:
-                raise error_at(
-                    "forced-call",
-                    f"Module `{part.name}` decides by numbers what it does, so it can only be called whole, "
-                    f"but {reason}.",
-                    part.place,
-                    "pass what it needs as arguments, and return what others need",
-                )
+                raise forced_call(part, reason)
             else:
                 part.keep_open = reason
                 result.open_frames.append(part)

@@ -11,7 +11,7 @@ import torch
 from ppdsl.diagnostics import Diagnostic
 from ppdsl.recording import compat
 from ppdsl.recording.fakes import real_like
-from ppdsl.recording.findings import INNER_FILES, DataDependence, data_dependence, labels_of, unseen
+from ppdsl.recording.findings import DataDependence, data_dependence, is_inner, labels_of, unseen
 from ppdsl.recording.naming import writes_in_place
 from ppdsl.recording.replay import slice_of
 from ppdsl.recording.structure import Unpacked, fill, same_shape_of, unpack
@@ -20,7 +20,7 @@ from ppdsl.recording.unknown import Unknown, hide_numbers, numbers_in
 from ppdsl.recording.upkeep import Picture, picture_of
 from ppdsl.source import Place
 
-__all__ = ["probe_call", "probe_frame"]
+__all__ = ["place_of", "probe_call", "probe_frame"]
 
 # Functions whose kernels keep something of a size that depends on values, but whose result has a fixed shape.
 _FIXED_RESULT = frozenset({"ctc_loss"})
@@ -127,7 +127,7 @@ def _trouble(recorder: Any, frame: Frame, error: Exception) -> Exception:
     """Return what to raise when the code cannot be tried on real tensors."""
     if isinstance(error, DataDependence):
         return error
-    place = _place_of(error)
+    place = place_of(error)
     if isinstance(error, compat.DATA_ERRORS):
         return data_dependence("a call", place, frame)
     scripted = isinstance(error, torch.jit.Error) or "TorchScript" in str(error)
@@ -136,12 +136,12 @@ def _trouble(recorder: Any, frame: Frame, error: Exception) -> Exception:
     return error
 
 
-def _place_of(error: BaseException) -> Place | None:
+def place_of(error: BaseException) -> Place | None:
     """Return the innermost line of the user's that an exception passed."""
     trace, place = error.__traceback__, None
     while trace is not None:
         code = trace.tb_frame.f_code
-        if not code.co_filename.startswith(INNER_FILES) and not code.co_filename.startswith("<"):
+        if not is_inner(code.co_filename):
             place = Place(code, trace.tb_lasti)
         trace = trace.tb_next
     return place

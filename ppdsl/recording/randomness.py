@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import torch
 
-from ppdsl.recording.snapshot import random_fingerprint
+from ppdsl.recording.numpy_state import NumpyNumbers
 from ppdsl.recording.tape import Frame
 from ppdsl.source import Place
 
@@ -15,14 +17,23 @@ class Streams:
     """Python's and numpy's global generators: who draws from them."""
 
     def __init__(self) -> None:
-        self._seen = random_fingerprint()
+        self._python = _python_now()
+        self._numpy = NumpyNumbers()
 
     def look(self, frame: Frame) -> None:
         """Note a draw since the last look as the doing of code of `frame` itself."""
-        now = random_fingerprint()
-        if now != self._seen:
-            self._seen = now
+        python = _python_now()
+        if python != self._python:
+            self._python = python
             frame.drew = True
+        if self._numpy.drawn():
+            frame.drew = True
+
+
+def _python_now() -> tuple[int, int, float | None]:
+    """What any draw from Python's generator changes: its position, or the number that the draw before left over."""
+    _, words, left_over = random.getstate()
+    return words[0], words[-1], left_over
 
 
 class Generators:

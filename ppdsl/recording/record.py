@@ -20,7 +20,7 @@ from ppdsl.recording.dividing import Divider, Division, ignored_marks
 from ppdsl.recording.guards import Guard, guard_of, sharing_guards
 from ppdsl.recording.profile import measured_costs
 from ppdsl.recording.programs import StageProgram
-from ppdsl.recording.session import LOCK, Session
+from ppdsl.recording.session import LOCK, Session, collector_rests
 from ppdsl.recording.settings import Setting, settings_of
 from ppdsl.recording.signature import CallSignature, check_loss_call
 from ppdsl.recording.snapshot import preserved
@@ -183,7 +183,7 @@ def record_call(
         check_loss_call(loss, targets)
     signature = CallSignature.of(model, args, kwargs or {}, targets)
     check_inputs(signature.names, signature.tensors)
-    with LOCK, preserved(model) as snapshot:
+    with LOCK, collector_rests(), preserved(model) as snapshot:
         divider = None if spec is None else Divider(model, spec, costs)
         session = Session(model, signature, loss, snapshot, divider)
         tape = session.stable_tape()

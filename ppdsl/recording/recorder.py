@@ -6,6 +6,7 @@ whole is decided afterwards (see `collapse`): only then is it known what is used
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections.abc import Iterator, Sequence
@@ -18,8 +19,9 @@ from torch.overrides import TorchFunctionMode
 from ppdsl.annotate import hear, listen
 from ppdsl.diagnostics import RecordingError
 from ppdsl.recording import compat
+from ppdsl.recording.collectives import note_collective
 from ppdsl.recording.fakes import FakeState
-from ppdsl.recording.findings import INNER_FILES, unseen
+from ppdsl.recording.findings import is_inner, unseen
 from ppdsl.recording.frames import Frames
 from ppdsl.recording.ledger import Ledger
 from ppdsl.recording.marking import MarkState
@@ -88,8 +90,7 @@ class Recorder(TorchFunctionMode):
         self.region = self.nesting = 0
         self.streams = Streams()
         self.marking = MarkState(self, heeded=heed_marks)
-        self.upkeep = Upkeep(model)
-        self.meter = Meter()
+        self.meter = Meter(functools.partial(note_collective, self))
         self.inputs: tuple[Value, ...] = ()
         for index, (tensor, example) in enumerate(zip(fake_inputs, examples, strict=True)):
             known = not compat.is_fake(example) and example.device.type != "meta"
@@ -135,15 +136,21 @@ class Recorder(TorchFunctionMode):
         try:
             yield
         except RecordingError as error:
-            if not any(error is other for other in self.refusals):
-                self.refusals.append(error)
+            self._refuse(error)
             raise
+
+    def _refuse(self, error: RecordingError) -> None:
+        if not any(error is other for other in self.refusals):
+            self.refusals.append(error)
 
     # -- torch calls ------------------------------------------------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with self.noting():
+        try:
             return self._hear(func, args, kwargs or {})
+        except RecordingError as error:
+            self._refuse(error)
+            raise
 
     def _hear(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.paused:
@@ -337,7 +344,7 @@ class Recorder(TorchFunctionMode):
         """Return the innermost line of code that is neither torch's nor the recorder's."""
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None:
-            if not frame.f_code.co_filename.startswith(INNER_FILES) and not frame.f_code.co_filename.startswith("<"):
+            if not is_inner(frame.f_code.co_filename):
                 return Place(frame.f_code, frame.f_lasti)
             frame = frame.f_back
         return None

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["same_value", "state_of"]
+__all__ = ["OPAQUE", "PRIMITIVE", "same_value", "state_of"]
 
-_PRIMITIVE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, Enum)
-_OPAQUE = (torch.Tensor, torch.nn.Module, torch.Generator, type, types.ModuleType, types.BuiltinFunctionType)
+PRIMITIVE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, Enum)
+OPAQUE = (torch.Tensor, torch.nn.Module, torch.Generator, type, types.ModuleType, types.BuiltinFunctionType)
 
 
 def same_value(left: Any, right: Any, depth: int = 4) -> bool:
@@ -32,12 +32,12 @@ def same_value(left: Any, right: Any, depth: int = 4) -> bool:
         return left.__func__ is right.__func__ and left.__self__ is right.__self__
     if isinstance(left, tuple):
         return len(left) == len(right) and all(same_value(a, b, depth) for a, b in zip(left, right, strict=True))
-    if isinstance(left, _PRIMITIVE):
+    if isinstance(left, PRIMITIVE):
         # repr tells nan from nan and 0.0 from -0.0, where == does not.
         return bool(left == right) or repr(left) == repr(right)
     if isinstance(left, torch.Generator):
         return False
-    if depth == 0 or isinstance(left, _OPAQUE):
+    if depth == 0 or isinstance(left, OPAQUE):
         return True
     if isinstance(left, types.FunctionType):
         return left.__code__ is right.__code__ and _same_items(_holdings(left), _holdings(right), depth)
@@ -51,9 +51,9 @@ def same_value(left: Any, right: Any, depth: int = 4) -> bool:
 
 def state_of(value: Any, depth: int = 4) -> Any:
     """Return a comparable picture of what a function's closure or an object's attributes hold at the moment."""
-    if isinstance(value, _PRIMITIVE):
+    if isinstance(value, PRIMITIVE):
         return (type(value).__name__, repr(value))
-    if depth == 0 or isinstance(value, _OPAQUE):
+    if depth == 0 or isinstance(value, OPAQUE):
         return id(value)
     if isinstance(value, (list, tuple, set, frozenset)):
         return (type(value).__name__, *(state_of(item, depth - 1) for item in value))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from threading import RLock
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from ppdsl.diagnostics import Diagnostic, RecordingError
 from ppdsl.recording import compat
 from ppdsl.recording.checks import check_kept, check_open_frames
+from ppdsl.recording.collectives import check_collectives, explained
 from ppdsl.recording.compare import difference
 from ppdsl.recording.dividing import Divider, undivided
 from ppdsl.recording.fakes import FakeState
@@ -27,10 +29,22 @@ from ppdsl.recording.structure import Unpacked, hides_tensor, unpack
 from ppdsl.recording.tape import Message, Tape, Value
 from ppdsl.source import Span
 
-__all__ = ["LOCK", "Session", "record_tape"]
+__all__ = ["LOCK", "Session", "collector_rests", "record_tape"]
 
 LOCK = RLock()
 """Recordings patch classes of the whole process: one at a time."""
+
+
+@contextmanager
+def collector_rests() -> Iterator[None]:
+    """Keep the garbage collector from looking, again and again, through the many objects that a recording keeps."""
+    active = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if active:
+            gc.enable()
 
 
 def record_tape(
@@ -44,7 +58,7 @@ def record_tape(
         loss: The loss function, or None.
         divider: What gives the records their stages; None: nothing, they have none.
     """
-    with LOCK, preserved(model) as snapshot:
+    with LOCK, collector_rests(), preserved(model) as snapshot:
         return Session(model, signature, loss, snapshot, divider or Divider(model, undivided)).stable_tape()
 
 
@@ -102,6 +116,7 @@ class Session:
         first = self._run(first=True)
         left_behind = bool(self.left)
         collapsed = collapse(first)
+        check_collectives(first.root, collapsed.open_frames)
         check_kept(first, collapsed)
         second = self._run()
         second.tainted = first.tainted | collapsed.tainted
@@ -153,6 +168,8 @@ class Session:
                 warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
                 warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
                 result = recorder.run(program, (), {})
+        except (RecordingError, *compat.DATA_ERRORS) as error:
+            raise (explained(error, recorder.frames.root) or error) from error.__cause__
         finally:
             fakes.leave()
             self.left = self.snapshot.put_back_fakes(tensors_only=first)

@@ -12,7 +12,7 @@ import torch
 
 from ppdsl.recording import compat
 
-__all__ = ["Snapshot", "preserved", "random_fingerprint"]
+__all__ = ["Snapshot", "preserved"]
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -95,16 +95,6 @@ def preserved(model: torch.nn.Module) -> Iterator[Snapshot]:
         for parameter, grad in grads:
             parameter.grad = grad
         _put_back_random(streams)
-
-
-def random_fingerprint() -> tuple[Any, ...]:
-    """Return a value that changes when Python's or numpy's global generator draws."""
-    state = random.getstate()[1]
-    mark: tuple[Any, ...] = (state[0], state[-1])
-    if "numpy" in sys.modules:
-        _, words, position, *rest = sys.modules["numpy"].random.get_state()
-        mark += (int(words[0]), position, *rest)
-    return mark
 
 
 def _state(module: torch.nn.Module) -> dict[str, tuple[Any, Any]]:

@@ -182,12 +182,29 @@ def _fakes_behind(value: Any, depth: int) -> Iterator[torch.Tensor]:
         yield from _fakes_behind(item, depth if isinstance(item, types.CellType) else depth - 1)
 
 
+_COMMON = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size))
+_HOLES = tuple(map(Hole, range(64)))
+
+
+def _hole(index: int) -> Hole:
+    return _HOLES[index] if index < len(_HOLES) else Hole(index)
+
+
 def _unpack(value: Any, path: Path, tensors: list[torch.Tensor], paths: list[Path], depth: int) -> Template:
+    kind_of = type(value)
+    if kind_of in _COMMON:
+        return Atom(value)
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         paths.append(path)
-        return Hole(len(tensors) - 1)
-    if isinstance(value, ATOMS) or depth > _MAX_DEPTH:
+        return _hole(len(tensors) - 1)
+    if depth > _MAX_DEPTH:
+        return Atom(value)
+    if kind_of is tuple or kind_of is list:
+        items_of = enumerate(value)
+        found = tuple(_unpack(item, (*path, ("item", i)), tensors, paths, depth + 1) for i, item in items_of)
+        return Branch("sequence", kind_of, (), found, kind_of)
+    if isinstance(value, ATOMS):
         return Atom(value)
     taken = children_of(value)
     if taken is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -95,9 +96,12 @@ def memory_of(value: Value) -> Value:
 def meta_of(tensor: torch.Tensor) -> TensorMeta:
     """Return shape, dtype, strides and requires_grad of a tensor."""
     stride = tensor.stride() if tensor.layout == torch.strided else ()
-    return TensorMeta(
-        tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tuple(stride), tensor.requires_grad
-    )
+    return TensorMeta(tuple(tensor.shape), _name_of(tensor.dtype), tuple(stride), tensor.requires_grad)
+
+
+@functools.cache
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,7 @@ class Ambient:
 def ambient_now(region: int = 0) -> Ambient:
     """Return the switches as they stand, in autocast block number `region`."""
     cuda = torch.backends.cuda
-    return Ambient(
+    switches = (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         compat.autocast_state(),
@@ -128,6 +132,12 @@ def ambient_now(region: int = 0) -> Ambient:
         torch.get_default_dtype(),
         region,
     )
+    return _ambient(*switches)
+
+
+@functools.lru_cache(256)
+def _ambient(*switches: Any) -> Ambient:
+    return Ambient(*switches)
 
 
 class RecordKind(StrEnum):
@@ -213,6 +223,7 @@ class Frame:
         saved_hooks: Where saved-tensor hooks were entered directly inside.
         foreign_mode: Where torch was called inside a TorchDispatchMode of the user's, directly inside.
         seeded: Where torch's random numbers were seeded, directly inside.
+        collectives: Those of torch.distributed that were called directly inside.
         read_grad: Where `.grad` of a parameter was read, directly inside, and was None.
         said: Auxiliary losses and metrics of code that was not recorded call by call, directly inside: for each whether
             it has a gradient.
@@ -246,6 +257,7 @@ class Frame:
     saved_hooks: Place | None = None
     foreign_mode: Place | None = None
     seeded: Place | None = None
+    collectives: list[Any] = field(default_factory=list)
     read_grad: Place | None = None
     said: list[bool] = field(default_factory=list)
 

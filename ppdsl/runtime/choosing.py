@@ -11,6 +11,7 @@ from ppdsl.schedule.action import parse_action
 from ppdsl.schedule.registry import build_schedule, is_searched, named_family
 from ppdsl.schedule.table import Schedule
 from ppdsl.search.auto import find_schedule
+from ppdsl.search.memory import Memory
 from ppdsl.simulation.costs import Costs
 
 __all__ = ["choose_schedule", "search_schedule"]
@@ -60,6 +61,7 @@ def search_schedule(
     ranks: int,
     world: World,
     costs: Costs | None = None,
+    memory: Memory | None = None,
 ) -> Schedule:
     """Return the schedule that all processes take for `auto`.
 
@@ -71,11 +73,12 @@ def search_schedule(
         ranks: Number of ranks.
         world: The ranks; all of them must come here.
         costs: What it is searched for; None: equal stages.
+        memory: What ranks may hold of the values between stages; None: any amount.
 
     Raises:
-        ScheduleError: Nothing fits the graph.
+        ScheduleError: Nothing fits the graph, or the memory.
     """
-    found = find_schedule(name, graph, ranks_of, microbatches, ranks, costs).schedule
+    found = find_schedule(name, graph, ranks_of, microbatches, ranks, costs, memory=memory).schedule
     # The solver stops by the clock, so each process may have found another one.
     return _of_first_process(found, world) if "(" in name else found
 

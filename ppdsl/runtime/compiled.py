@@ -12,7 +12,7 @@ from ppdsl.graph.ir import OutputRoute, StageGraph, TensorMeta
 from ppdsl.plan.lowering import lower
 from ppdsl.plan.messages import MessagePlan
 from ppdsl.recording.placing import place_program
-from ppdsl.recording.programs import SourceKind, StageProgram
+from ppdsl.recording.programs import StageProgram
 from ppdsl.recording.record import Recording
 from ppdsl.runtime.choosing import choose_schedule
 from ppdsl.runtime.executor import Executor
@@ -111,6 +111,13 @@ class Compiled:
     def outputs(self) -> tuple[OutputRoute, ...]:
         """The model's outputs."""
         return self.graph.outputs
+
+    @cached_property
+    def described(self) -> tuple[str, str]:
+        """The stages, up to the hash of the rest of the model, and the plan, as ranks compare them before each step."""
+        digest = "-".join(recording.digest for recording in self.recordings)
+        model = f"{self.graph.name} with {len(self.graph.stages)} stages ({digest}"
+        return model, f"{self.plan.schedule.name} ({self.plan.digest})"
 
     def device_of(self, stage: int) -> torch.device:
         """Return where a stage of this process computes."""
@@ -271,7 +278,9 @@ class Compiled:
         device: torch.device,
         moved: dict[tuple[int, torch.device], list[torch.Tensor]],
     ) -> list[list[Any]]:
-        used = [source.index for source in state.program.sources if source.kind is SourceKind.INPUT]
+        used = [index for _, index in state.inputs_at]
+        if not used:
+            return []
         for index in used:
             if (index, device) not in moved:
                 layouts = self._input_layouts[index]

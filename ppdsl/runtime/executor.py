@@ -17,7 +17,6 @@ from ppdsl.plan.messages import Compute, Direction, Free, MessagePlan, Recv, Sen
 from ppdsl.runtime.failure import Situation, stage_failure
 from ppdsl.runtime.stages.stage import StageState
 from ppdsl.runtime.transport import Parcel, Transport
-from ppdsl.runtime.xla import adapter as xla_adapter
 from ppdsl.schedule.action import Action, ActionKind
 
 __all__ = ["Around", "Executor", "Measured"]
@@ -62,6 +61,10 @@ class Executor:
         transport: What carries tensors to and from other ranks.
         device: Where this rank computes; a timeline waits for it before it reads the clock.
         by_microbatch: For each micro-batch the state of each stage, where those of some are smaller; None: `stages`.
+
+    Attributes:
+        measures: Whether the step's computations are measured.
+        measured: Their times; what drives XLA devices fills them in itself.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class Executor:
                 state.connect(dict(states))
         self._instructions = [self._compile(step, parcels) for step in plan.rows[rank]]
         self.position = 0
-        self._measure = False
+        self.measures = False
         self.measured: list[Measured] = []
 
     def wrap(self, around: Around) -> None:
@@ -113,7 +116,7 @@ class Executor:
     def begin(self, *, measure: bool) -> None:
         """Go back to the first step of the list."""
         self.position = 0
-        self._measure = measure
+        self.measures = measure
         self.measured = []
 
     def drain(self) -> None:
@@ -136,7 +139,7 @@ class Executor:
             while position < end:
                 op, microbatch, parcel, call, _ = instructions[position]
                 if op == _Op.COMPUTE:
-                    if self._measure:
+                    if self.measures:
                         self._timed(position)
                     else:
                         call(microbatch)
@@ -163,19 +166,18 @@ class Executor:
 
     def _timed(self, position: int) -> None:
         _, microbatch, _, call, step = self._instructions[position]
+        if not isinstance(step, Compute) or self.device.type == "xla":
+            call(microbatch)
+            return
         self._synchronize()
         start = time.perf_counter()
         call(microbatch)
         self._synchronize()
-        if isinstance(step, Compute):
-            self.measured.append(Measured(step.action, start, time.perf_counter()))
+        self.measured.append(Measured(step.action, start, time.perf_counter()))
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        elif self.device.type == "xla":
-            xla_adapter.launch(self.device)
-            xla_adapter.wait([self.device])
 
     @property
     def situation(self) -> Situation:

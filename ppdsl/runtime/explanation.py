@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ppdsl.plan.lifetimes import peak_activations
-from ppdsl.plan.messages import Direction, Send
+from ppdsl.plan.messages import Direction
 from ppdsl.runtime.compiled import Compiled
 
 __all__ = ["explain"]
@@ -14,7 +14,7 @@ __all__ = ["explain"]
 def explain(compiled: Compiled) -> dict[str, Any]:
     """Return stages, ranks, schedule, edges, ties, bytes and warnings of a compiled recording."""
     graph, plan, placement = compiled.graph, compiled.plan, compiled.placement
-    sends = [step.message for row in plan.rows for step in row if isinstance(step, Send)]
+    sends = plan.messages
     peaks = peak_activations(plan.schedule, graph)
     return {
         "model": graph.name,

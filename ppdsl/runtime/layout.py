@@ -9,7 +9,7 @@ import torch
 
 from ppdsl.graph.ir import TensorMeta
 
-__all__ = ["Layout", "dtype_of"]
+__all__ = ["Layout", "alone", "dtype_of"]
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -62,6 +62,11 @@ class Layout:
         """Number of elements; a message of none is not sent."""
         return math.prod(self.shape)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of such a tensor."""
+        return self.numel * self.dtype.itemsize
+
     def conform(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return `tensor` in this layout: itself when it has it already, otherwise a copy."""
         if tensor.stride() == self.stride and not tensor.is_neg() and not tensor.is_conj():
@@ -84,6 +89,22 @@ class Layout:
         if row.is_complex():
             row = torch.view_as_real(row).view(-1)
         return row.view(torch.uint8)
+
+
+def alone(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without gradient that keeps no memory but its own.
+
+    On the CPU `torch.nn.functional.mse_loss` returns a number that lies in the memory of all differences: kept until
+    the end of a step, each would hold as much as a model's output.
+
+    >>> loss = torch.nn.functional.mse_loss(torch.ones(100), torch.zeros(100))
+    >>> alone(loss).untyped_storage().nbytes()
+    4
+    """
+    value = tensor.detach()
+    if value.device.type == "cpu" and value.untyped_storage().nbytes() > value.nbytes:
+        return value.clone()
+    return value
 
 
 def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from ppdsl.runtime.processes.distributed import DistributedWorld
 from ppdsl.runtime.replicas.fleet import MeshLike, refuse_replicas
 from ppdsl.runtime.world import World
 from ppdsl.runtime.xla.devices import XlaWorld
+from ppdsl.runtime.xla.hosts import HostsWorld
 from ppdsl.runtime.xla.start import wants_xla
 from ppdsl.schedule.table import Schedule
 from ppdsl.spec.partition import Partition
@@ -136,7 +137,7 @@ def weights_of(
     count = len(batch.microbatches)
     parts = [dict(zip(names, microbatch, strict=True)) for microbatch in batch.microbatches]
     if reduction == "mean":
-        warn_of_unequal_targets(parts)
+        warn_of_unequal_targets(dict(zip(names, leaves, strict=True)), parts)
         return _shares(batch), sum(batch.sizes) or None
     if reduction == "token_mean" or isinstance(reduction, TokenMean):
         return (reduction if isinstance(reduction, TokenMean) else TokenMean()).weigh(parts)
@@ -158,6 +159,8 @@ def make_world(
 ) -> World:
     """Return the ranks: processes when torch.distributed is initialised, otherwise all in this process.
 
+    Ranks on XLA devices are devices of this process, or of all processes when there are several.
+
     Raises:
         CallError: The choice is impossible.
     """
@@ -171,10 +174,13 @@ def make_world(
         advice = "call torch.distributed.init_process_group() first, under torchrun"
         raise CallError(Diagnostic("not-initialised", "torch.distributed is not initialised.", help=advice))
     one = isinstance(devices, str | torch.device)
-    if not initialised or runtime in ("inprocess", "xla"):
+    on_xla = wants_xla(devices, runtime)
+    if on_xla and initialised and dist.get_world_size() > 1:
+        return HostsWorld(timeout, transport or "auto", mesh)
+    if on_xla or not initialised or runtime == "inprocess":
         refuse_replicas(mesh)
-    if wants_xla(devices, runtime, dist.get_world_size() if initialised else 1):
-        return XlaWorld(transport or "auto")
+    if on_xla:
+        return XlaWorld(transport or "auto", timeout)
     if transport is not None:
         message = f"transport is {transport!r}, but the stages do not run on XLA devices."
         raise CallError(Diagnostic("no-transport", message, help='leave transport= out, or give devices="xla"'))

@@ -67,21 +67,25 @@ def share_loss(
     losses = compiled.losses()
     mine: torch.Tensor | None = None
     if losses:
-        # What weighs nothing may be no number: the mean over a micro-batch of which nothing counts.
-        counted = [
-            loss * weight if weight else torch.zeros_like(loss) for loss, weight in zip(losses, weights, strict=True)
-        ]
+        row = torch.stack(losses).reshape(-1)
+        if len(set(weights)) == 1 and weights[0]:
+            counted = (row * weights[0]).unbind()
+        else:
+            # What weighs nothing may be no number: the mean over a micro-batch of which nothing counts.
+            pairs = zip(row.unbind(), weights, strict=True)
+            counted = tuple(loss * weight if weight else torch.zeros_like(loss) for loss, weight in pairs)
         total = counted[0]
         for part in counted[1:]:
             total = total + part
-        mine = torch.stack([total, *losses]).reshape(-1)
+        mine = torch.cat([total.reshape(1), row])
     layout = Layout.of(TensorMeta((1 + len(weights),), str(dtype).removeprefix("torch."), (1,)))
     ranks = range(len(compiled.plan.rows))
     shared = world.share(None if mine is None else mine.to(_CPU), compiled.loss_rank, ranks, layout, _CPU)
     if shared is None:
         return None, ()
-    each = tuple(shared[1:].tolist())
-    _warn_of_odd_losses(compiled, [loss if weight else 0.0 for loss, weight in zip(each, weights, strict=True)])
+    each = tuple(shared.tolist()[1:])
+    if not all(map(math.isfinite, each)):
+        _warn_of_odd_losses(compiled, [loss if weight else 0.0 for loss, weight in zip(each, weights, strict=True)])
     return shared[0].clone(), each
 
 

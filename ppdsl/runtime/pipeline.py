@@ -100,9 +100,9 @@ def pipeline(
         compile: Keys of the stages that `torch.compile` compiles, or by key what it gets (`{"head": {"mode": ...}}`);
             True: all; None: the spec's, or none. A stage that draws random numbers is not compiled, but warned of.
         devices: In one process, the device of all ranks or of each rank; under torch.distributed this process's
-            device. None: parameters stay where they are, or, with NCCL, go to the local CUDA device. `xla`: rank `r`
-            is the XLA device `xla:r` of this process.
-        timeout: Seconds a rank waits for another one before it ends with an error.
+            device. None: parameters stay where they are, or, with NCCL, go to the local CUDA device. `xla`: the
+            ranks are the XLA devices of this process, or of all processes when torch.distributed has several.
+        timeout: Seconds a rank waits for another one, or for an XLA device, before it ends with an error.
         runtime: `inprocess`, `distributed` or `xla`; None: `xla` for these devices, distributed when
             torch.distributed is initialised.
         mesh: Which processes make up a pipeline, and which ones are its replicas, each with its own share of the batch
@@ -319,10 +319,8 @@ class Pipeline(ModelParts):
         return {**self._facts(self._main), "the reduction": reduction, "the seed": str(self._options.seed)}
 
     def _facts(self, compiled: Compiled) -> dict[str, str]:
-        graph, plan = compiled.graph, compiled.plan
-        digest = "-".join([*(recording.digest for recording in compiled.recordings), self._fingerprint])
-        model = f"{graph.name} with {len(graph.stages)} stages ({digest})"
-        return {"the model": model, "the plan": f"{plan.schedule.name} ({plan.digest})"}
+        model, plan = compiled.described
+        return {"the model": f"{model}-{self._fingerprint})", "the plan": plan}
 
     def explain(self) -> dict[str, Any]:
         """Return what the pipeline does, as plain data: stages, ranks, schedule, edges, ties, bytes, warnings."""

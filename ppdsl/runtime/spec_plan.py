@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ppdsl.contracts.measuring import state_of
 from ppdsl.diagnostics import Diagnostic, Label, ScheduleError, SpecError
 from ppdsl.graph.ir import StageGraph
 from ppdsl.plan.laws import verify_schedule
@@ -15,12 +16,13 @@ from ppdsl.schedule.csv_text import from_rows, parse_csv
 from ppdsl.schedule.registry import is_searched, named_family
 from ppdsl.schedule.table import Schedule
 from ppdsl.search.auto import find_schedule
+from ppdsl.search.memory import Memory
 from ppdsl.simulation.costs import flop_costs
 from ppdsl.spec.assigning import key_spans
 from ppdsl.spec.partition import Partition, ScheduleDecl
 from ppdsl.spec.placing import known_ranks
 
-__all__ = ["plan_spec", "schedule_of", "spec_placement"]
+__all__ = ["plan_spec", "room_of", "schedule_of", "spec_placement"]
 
 Key = int | str
 
@@ -111,8 +113,27 @@ def plan_spec(
             raise ScheduleError(*findings)
         return ranks_of, schedule
     microbatches = partition.settings.microbatches or len(placement)
-    found = find_schedule(schedule, graph, ranks_of, microbatches, count, flop_costs(graph))
+    room = room_of(partition, graph, ranks_of, count)
+    found = find_schedule(schedule, graph, ranks_of, microbatches, count, flop_costs(graph), memory=room)
     return ranks_of, found.schedule
+
+
+def room_of(partition: Partition, graph: StageGraph, placement: Sequence[int], ranks: int) -> Memory | None:
+    """Return what a spec's memory limit leaves on each rank for the values between stages; None without a limit.
+
+    Parameters and gradients are there for the whole step.
+
+    Args:
+        partition: The spec.
+        graph: The stages.
+        placement: Rank of each stage.
+        ranks: Number of ranks.
+    """
+    limit = partition.settings.memory
+    if limit is None:
+        return None
+    held = (state_of([s for s in graph.stages if placement[s.index] == rank]) for rank in range(ranks))
+    return Memory.of_bytes([max(0, limit - state) for state in held], graph, placement)
 
 
 def _placed_by(schedule: Schedule, partition: Partition, graph: StageGraph, given: Mapping[Key, int]) -> dict[Key, int]:

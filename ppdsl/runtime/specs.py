@@ -18,7 +18,7 @@ from ppdsl.runtime.batches.batch import BatchAxis
 from ppdsl.runtime.choosing import search_schedule
 from ppdsl.runtime.inprocess import InProcessWorld
 from ppdsl.runtime.options import Options, Reduction
-from ppdsl.runtime.spec_plan import schedule_of, spec_placement
+from ppdsl.runtime.spec_plan import room_of, schedule_of, spec_placement
 from ppdsl.runtime.world import World
 from ppdsl.runtime.xla.devices import XlaWorld
 from ppdsl.schedule.registry import is_searched
@@ -28,7 +28,7 @@ from ppdsl.source import Span
 from ppdsl.spec.partition import Options as StageOptions
 from ppdsl.spec.partition import Partition
 from ppdsl.spec.placing import known_ranks
-from ppdsl.units import counted
+from ppdsl.units import counted, format_bytes
 
 __all__ = ["ReadSpec", "freeze", "read_spec", "require_contracts", "shared_costs", "with_model"]
 
@@ -188,7 +188,8 @@ def with_model(options: Options, recording: Recording, world: World) -> Options:
     count = options.count_microbatches(len(placement))
     ranks_of = tuple(placement[stage.key] for stage in graph.stages)
     ranks = max(known_ranks(partition) or ranks or 1, max(ranks_of) + 1)
-    found = search_schedule(options.schedule, graph, ranks_of, count, ranks, world, flop_costs(graph))
+    room = room_of(partition, graph, ranks_of, ranks)
+    found = search_schedule(options.schedule, graph, ranks_of, count, ranks, world, flop_costs(graph), room)
     return replace(options, schedule=found, microbatches=None)
 
 
@@ -204,6 +205,15 @@ def require_contracts(recording: Recording, schedule: Schedule, options: Options
     report = check_contracts(options.spec, recording.graph, schedule.placement, schedule, counts=counts)
     if report.findings:
         raise SpecError(*report.findings)
+    room = room_of(options.spec, recording.graph, schedule.placement, schedule.ranks)
+    over = None if room is None else room.excess(schedule, recording.graph)
+    if room is not None and over is not None:
+        message = (
+            f"Rank {over.rank} holds {format_bytes(int(over.size))} of values between stages under {schedule.name}, "
+            f"but the limit leaves {format_bytes(int(room.limits[over.rank]))} beside parameters and gradients."
+        )
+        advice = "write schedule = auto, which keeps the limit, or use fewer or smaller micro-batches"
+        raise SpecError(Diagnostic("does-not-fit", message, _labels(options.spec, "memory"), advice))
 
 
 def _ranks(partition: Partition, world: World) -> int | None:

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from ppdsl.graph.ir import StageGraph
-from ppdsl.plan.messages import Direction, Message, MessagePlan, Send
+from ppdsl.plan.messages import Direction, Message, MessagePlan
 from ppdsl.runtime.layout import Layout
 
 __all__ = ["Parcel", "Transport", "make_parcels"]
@@ -67,12 +67,11 @@ def make_parcels(plan: MessagePlan, graphs: Sequence[StageGraph] = ()) -> dict[M
     graph = plan.graph
     graphs = graphs or [graph] * plan.schedule.microbatches
     layouts = {id(sized): [Layout.of(edge.meta) for edge in sized.edges] for sized in graphs}
-    sends = [step.message for row in plan.rows for step in row if isinstance(step, Send)]
     return {
         message: Parcel(
             index, message, layouts[id(graphs[message.microbatch])][message.edge], _describe(graph, message)
         )
-        for index, message in enumerate(sends)
+        for index, message in enumerate(plan.messages)
     }
 
 

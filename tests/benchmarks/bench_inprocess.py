@@ -51,7 +51,10 @@ def step_over_loop(work: Workload, schedule: str, rounds: int) -> tuple[float, f
     model, plain = work.model(_STAGES), work.model(_STAGES)
     x, y = work.data(_MICROBATCHES)
     first, target = work.data(1)
-    pipe = pp.pipeline(model, (first,), targets=target, loss=work.loss, schedule=schedule, microbatches=_MICROBATCHES)
+    pipe = pp.pipeline(
+        model, (first,), targets=target, loss=work.loss, schedule=schedule, microbatches=_MICROBATCHES,
+        devices=None if work.device.type == "cpu" else work.device,
+    )  # fmt: skip
     pieces = list(zip(x.chunk(_MICROBATCHES), y.chunk(_MICROBATCHES), strict=True))
 
     def loop() -> None:

@@ -1,129 +1,113 @@
-"""Large schedules: build, lower, verify and simulate, beside the time torch needs to construct the same schedule.
+"""How plans grow: seconds and memory by the number of computations, from 8 ranks x 64 micro-batches to 256 x 2048.
 
-Both run in turns in one process; times are medians of processor seconds, as neither waits for anything. torch's time is
-the constructor of its schedule class, which makes the order and lowers it to sends and receives; it verifies and
-simulates nothing. The other table shows how time and memory grow with the number of actions.
+Each size is prepared in a process of its own: built, lowered and proved, then the steps of one rank are made, as a
+process of that rank does, and the schedule is simulated. Memory is the most the process held, less what it held before.
+What grows with the computations alone has the same numbers per action in every row.
+
+`python tests/benchmarks/bench_plans.py`
 """
 
 from __future__ import annotations
 
-import gc
+import argparse
+import json
 import resource
-import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 
-from torch.distributed.pipelining import schedules
+from rich.console import Console
+from rich.table import Table
 
-from ppdsl.graph.shapes import chain_graph
-from ppdsl.plan import lower, verify_plan
-from ppdsl.schedule import build_schedule
 from ppdsl.simulation import simulate_schedule
+from tests.benchmarks.bench_schedules import CASES, Case, prepare
 
-REPEATS = 3
-COMPARED = [
-    # Schedule, stages on each rank, torch's class.
-    ("1f1b", 1, "ScheduleInterleaved1F1B"),
-    ("zbv", 2, "ScheduleZBVZeroBubble"),
-    ("interleaved_1f1b", 2, "ScheduleInterleaved1F1B"),
-    ("interleaved_1f1b", 8, "ScheduleInterleaved1F1B"),
-]
-SIZES = [(8, 64), (64, 512)]
-GROWTH = [(8, 64), (16, 128), (32, 256), (64, 512), (128, 1024), (256, 2048)]
+__all__ = ["Growth", "grow", "main"]
+
+SIZES = ((8, 64), (16, 128), (32, 256), (64, 512), (128, 1024), (256, 2048))
 
 
-class Stage:
-    """What torch's schedules ask a stage while they are constructed."""
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What one size takes; processor seconds, and bytes.
 
-    def __init__(self, index: int, count: int, ranks: int) -> None:
-        self.stage_index, self.num_stages = index, count
-        self.group_rank, self.group_size, self.group = 0, ranks, None
-        self.is_first, self.is_last, self.has_backward, self.submod = index == 0, index == count - 1, True, None
+    Attributes:
+        schedule: The schedule.
+        ranks: Number of ranks.
+        microbatches: Number of micro-batches.
+        actions: Number of computations of all ranks.
+        plan: Seconds to build, lower and verify.
+        row: Seconds to make the steps of one rank.
+        simulate: Seconds to simulate the schedule.
+        memory: The most bytes that were held until the plan was verified.
+    """
 
-
-def placement_of(name: str, ranks: int, chunks: int) -> tuple[int, ...]:
-    """Return a V for zbv, else a loop."""
-    if name == "zbv":
-        return (*range(ranks), *reversed(range(ranks)))
-    return tuple(stage % ranks for stage in range(ranks * chunks))
-
-
-def steps(name: str, ranks: int, microbatches: int, chunks: int) -> list[float]:
-    """Return the seconds of build, lower, verify and simulate."""
-    graph, placement = chain_graph(ranks * chunks), placement_of(name, ranks, chunks)
-    times = [time.process_time()]
-    schedule = build_schedule(name, graph, placement, microbatches)
-    times.append(time.process_time())
-    plan = lower(schedule, graph)
-    times.append(time.process_time())
-    if verify_plan(plan):
-        raise RuntimeError("the plan breaks a law")
-    times.append(time.process_time())
-    simulate_schedule(schedule, graph)
-    times.append(time.process_time())
-    return [after - before for before, after in pairwise(times)]
+    schedule: str
+    ranks: int
+    microbatches: int
+    actions: int
+    plan: float
+    row: float
+    simulate: float
+    memory: int
 
 
-def torch_seconds(kind: str, ranks: int, microbatches: int, chunks: int) -> float:
-    """Return the seconds that torch needs to construct the schedule."""
-    indices = [0, 2 * ranks - 1] if "ZBV" in kind else [ranks * chunk for chunk in range(chunks)]
-    stages = [Stage(index, ranks * chunks, ranks) for index in indices]
+def grow(case: Case = CASES[0], sizes: Sequence[tuple[int, int]] = SIZES) -> Iterator[Growth]:
+    """Yield what each size takes, each in a process of its own."""
+    for ranks, microbatches in sizes:
+        size = f"{case.schedule},{ranks},{microbatches}"
+        done = subprocess.run([sys.executable, __file__, "--one", size], stdout=subprocess.PIPE, text=True, check=True)
+        yield Growth(**json.loads(done.stdout))
+
+
+def _one(case: Case, ranks: int, microbatches: int) -> Growth:
+    before = _most()
+    plan, seconds = prepare(case, ranks, microbatches)
+    memory = _most() - before
     start = time.process_time()
-    made = getattr(schedules, kind)(stages, microbatches, loss_fn=lambda output, target: output)
-    seconds = time.process_time() - start
-    if not made.pipeline_order_with_comms:
-        raise RuntimeError("torch did not lower its schedule")
-    return seconds
+    steps = plan.rows[ranks // 2]
+    row = time.process_time() - start
+    start = time.process_time()
+    simulate_schedule(plan.schedule, plan.graph)
+    simulated = time.process_time() - start
+    if not steps:
+        raise RuntimeError("a rank has nothing to do")
+    actions = sum(map(len, plan.schedule.rows))
+    return Growth(case.schedule, ranks, microbatches, actions, sum(seconds), row, simulated, memory)
 
 
-def in_turns(*measures: Callable[[], object], repeats: int) -> list[list[object]]:
-    """Return what each measure gave, run one after the other, several times."""
-    found: list[list[object]] = [[] for _ in measures]
-    for _ in range(repeats):
-        for results, measure in zip(found, measures, strict=True):
-            gc.collect()
-            results.append(measure())
-    return found
+def _most() -> int:
+    """Return the most bytes the process has held so far."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most
 
 
-def compare() -> None:
-    """Print the table against torch."""
-    print(f"seconds, median of {REPEATS} in turns with torch's constructor")
-    print("schedule          ranks  micro-batches  stages  build  lower  verify  simulate  all     torch   torch / all")
-    for ranks, microbatches in SIZES:
-        for name, chunks, kind in COMPARED:
-            own, other = in_turns(
-                lambda: steps(name, ranks, microbatches, chunks),  # noqa: B023 - used before the loop goes on
-                lambda: torch_seconds(kind, ranks, microbatches, chunks),  # noqa: B023
-                repeats=REPEATS,
-            )
-            parts = [statistics.median(part) for part in zip(*own, strict=True)]  # type: ignore[call-overload]
-            whole = statistics.median(sum(times) for times in own)  # type: ignore[call-overload]
-            theirs = statistics.median(other)  # type: ignore[type-var]
-            text = "  ".join(f"{seconds:6.3f}" for seconds in (*parts, whole, theirs))
-            print(
-                f"{name:<17} {ranks:>5}  {microbatches:>13}  {ranks * chunks:>6}  {text}  {theirs / whole:6.1f}",
-                flush=True,
-            )
-
-
-def grow() -> None:
-    """Print how time and memory of 1f1b grow; memory is the largest the process has been, less what it was before."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print("1f1b, growth: seconds of build, lower, verify and simulate together")
-    print("ranks  micro-batches  actions   seconds  us per action  MiB      bytes per action")
-    for ranks, microbatches in GROWTH:
-        actions = 2 * ranks * microbatches
-        seconds = min(sum(steps("1f1b", ranks, microbatches, 1)) for _ in range(2))
-        peak = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-        print(
-            f"{ranks:>5}  {microbatches:>13}  {actions:>8}  {seconds:7.3f}  {seconds / actions * 1e6:13.2f}  "
-            f"{peak / 2**20:7.1f}  {peak / actions:16.0f}",
-            flush=True,
-        )
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table of all sizes, or one size as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--schedule", choices=[case.schedule for case in CASES], default=CASES[0].schedule)
+    parser.add_argument("--one", help="this size only, as JSON: schedule,ranks,micro-batches")
+    options = parser.parse_args(arguments)
+    known = {case.schedule: case for case in CASES}
+    if options.one:
+        name, ranks, microbatches = options.one.split(",")
+        print(json.dumps(asdict(_one(known[name], int(ranks), int(microbatches)))))
+        return 0
+    table = Table(
+        "schedule", "ranks x micro-batches", "actions", "plan s", "us per action", "one rank's steps s", "simulate s",
+        "MiB", "bytes per action",
+    )  # fmt: skip
+    for found in grow(known[options.schedule]):
+        table.add_row(
+            found.schedule, f"{found.ranks} x {found.microbatches}", str(found.actions), f"{found.plan:.3f}",
+            f"{found.plan / found.actions * 1e6:.2f}", f"{found.row:.4f}", f"{found.simulate:.3f}",
+            f"{found.memory / 2**20:.0f}", f"{found.memory / found.actions:.0f}",
+        )  # fmt: skip
+    Console().print(table)
+    return 0
 
 
 if __name__ == "__main__":
-    grow()
-    compare()
+    sys.exit(main())

@@ -4,6 +4,7 @@ pure: all ranks compute their own stages at once on inputs that are there, witho
 bubble: simulated length of that schedule (measured stage times, 100 us a message, these cores) over its least.
 step/bound: step over pure x bubble; 1.00 is a perfect runtime of that schedule.
 us/action: CPU microseconds beyond pure, for each forward and each backward.
+peak MiB: growth of the resident memory of the fullest process in a step.
 Torch has stages cut by hand, as its traced ones are slower; `unet` and `experts` it cannot run unchanged.
 
 `python tests/benchmarks/bench_steps.py --json steps.json`
@@ -23,14 +24,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["main", "run"]
+__all__ = ["main", "predictions", "run", "table"]
 
 ROOT = Path(__file__).resolve().parents[2]
+_FOUR = ("gpipe", "1f1b", "interleaved_1f1b", "zbv")
+_THREE = _FOUR[1:]
 RUNS = (
-    ("tiny", 2, 2, 90), ("gpt", 2, 2, 150), ("mlp16", 2, 8, 60), ("unet", 2, 2, 45), ("experts", 2, 2, 45),
-    ("tiny", 4, 2, 60), ("gpt", 4, 2, 90),
+    ("tiny", 2, 2, 60, _FOUR), ("gpt", 2, 2, 110, _FOUR), ("mlp16", 2, 8, 40, _FOUR), ("unet", 2, 2, 40, _FOUR),
+    ("experts", 2, 2, 40, _FOUR), ("hf_gpt2", 2, 2, 30, _THREE), ("hf_llama", 2, 2, 30, _THREE),
+    ("tiny", 4, 2, 45, _FOUR), ("gpt", 4, 2, 70, _FOUR),
 )  # fmt: skip
-"""Workload, processes, stages of a rank in families with several, and seconds."""
+"""Workload, processes, stages of a rank in families with several, seconds, and schedules."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,10 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     options = parser.parse_args(arguments)
     rows = []
-    for workload, ranks, per_rank, seconds in RUNS:
+    for workload, ranks, per_rank, seconds, schedules in RUNS:
         if not options.workloads or workload in options.workloads:
-            rows += run(workload, ranks, per_rank, seconds * options.scale)
-    Console(width=150).print(table(rows))
+            rows += run(workload, ranks, per_rank, seconds * options.scale, "--schedules", *schedules)
+    console = Console(width=150)
+    console.print(table(rows))
+    console.print(predictions(rows))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
     return 0
@@ -89,6 +95,21 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
             _pair(row, "cpu_over_pure", 2), _pair(row, "overhead_us", 0), _spread(row.get("to_torch")),
             _spread(row.get("cpu_to_torch")), _peaks(row["peak_mib"]),
         )  # fmt: skip
+    return result
+
+
+def predictions(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the table of predicted over measured makespans."""
+    names = list(dict.fromkeys(row["schedule"] for row in rows))
+    result = Table(title="makespan of a step that the simulator predicts from other steps, over the measured one")
+    for name in ("workload", "ranks", *names):
+        result.add_column(name)
+    places = dict.fromkeys((row["workload"], row["ranks"]) for row in rows)
+    for workload, ranks in places:
+        found = {
+            r["schedule"]: _spread(r["predicted"]) for r in rows if (r["workload"], r["ranks"]) == (workload, ranks)
+        }
+        result.add_row(workload, str(ranks), *(found.get(name, "") for name in names))
     return result
 
 

@@ -29,6 +29,9 @@ TORCHS: Mapping[str, Any] = {
 
 _ONE_STAGE = ("gpipe", "1f1b")
 
+_Once = Callable[[Callable[[], None]], tuple[float, float]]
+"""Computes a stage forward and backward, and waits for the device in the given way; returns the seconds of both."""
+
 
 class Ours:
     """A pipeline of ppdsl.
@@ -54,6 +57,7 @@ class Ours:
             schedule=schedule,
             microbatches=microbatches,
             placement={stage: stage * ranks // stages for stage in range(stages)} if shared else None,
+            devices=None if work.device.type == "cpu" else work.device,
             timeout=60.0,
         )
         self.build_seconds = time.process_time() - began
@@ -85,7 +89,7 @@ class Torchs:
         parts = work.parts(self.model)
         mine = [i for i, owner in enumerate(placement) if owner == rank]
         began = time.process_time()
-        made = [pipelining.PipelineStage(parts[i].run, i, stages, torch.device("cpu")) for i in mine]  # type: ignore[arg-type]
+        made = [pipelining.PipelineStage(parts[i].run, i, stages, work.device) for i in mine]  # type: ignore[arg-type]
         given: Any = made[0] if schedule in _ONE_STAGE else made
         self.schedule = TORCHS[schedule](given, microbatches, loss_fn=work.loss)
         self.build_seconds = time.process_time() - began
@@ -118,7 +122,8 @@ class Pure:
 
     def __init__(self, work: Workload, stages: int, microbatches: int, placement: tuple[int, ...], rank: int) -> None:
         self._microbatches = microbatches
-        self._parts: dict[int, Callable[[], tuple[float, float]]] = {}
+        self._settle = work.settle
+        self._parts: dict[int, _Once] = {}
         model = work.model(stages)
         x, y = work.data(1)
         values: dict[str, Tensor] = {"x": x}
@@ -134,36 +139,40 @@ class Pure:
 
     def step(self) -> None:
         """Compute what this rank computes in a step."""
-        self.seconds()
+        self._run(lambda: None)
 
     def seconds(self) -> dict[int, list[tuple[float, float]]]:
         """Compute a step; return for each stage the seconds of each forward and backward."""
+        return self._run(self._settle)
+
+    def _run(self, settle: Callable[[], None]) -> dict[int, list[tuple[float, float]]]:
         found: dict[int, list[tuple[float, float]]] = {stage: [] for stage in self._parts}
         for _ in range(self._microbatches):
             for stage, once in self._parts.items():
-                found[stage].append(once())
+                found[stage].append(once(settle))
         return found
 
 
-def _once(
-    part: Part, inputs: list[Tensor], loss: Callable[[Tensor], Tensor] | None
-) -> Callable[[], tuple[float, float]]:
+def _once(part: Part, inputs: list[Tensor], loss: Callable[[Tensor], Tensor] | None) -> _Once:
     leaves = [
         value.detach().clone().requires_grad_(value.is_floating_point() and name != "x")
         for name, value in zip(part.takes, inputs, strict=True)
     ]
     seeds: list[Tensor] = []
 
-    def once() -> tuple[float, float]:
+    def once(settle: Callable[[], None]) -> tuple[float, float]:
+        settle()
         start = time.perf_counter()
         given = part.run(*leaves)
         outputs = given if isinstance(given, tuple) else (given,)
         if loss is not None:
             outputs = (loss(outputs[0]),)
+        settle()
         middle = time.perf_counter()
         if not seeds:
             seeds.extend(torch.ones_like(output) for output in outputs)
         torch.autograd.backward(outputs, seeds)
+        settle()
         end = time.perf_counter()
         for leaf in leaves:
             leaf.grad = None

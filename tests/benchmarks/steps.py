@@ -10,11 +10,11 @@ import argparse
 import contextlib
 import ctypes
 import gc
-import itertools
 import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -23,16 +23,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ppdsl.simulation.costs import measured_costs, stage_costs
+from ppdsl.simulation.costs import Costs, stage_costs
+from ppdsl.simulation.fitting import fitted_costs
 from ppdsl.simulation.simulator import simulate
+from ppdsl.timeline import Timeline
 from tests.benchmarks.contenders import TORCHS, Ours, Pure, Torchs, gradients_of
 from tests.benchmarks.floors import floor, makespan
+from tests.benchmarks.huggingface import HUGGING_FACE
 from tests.benchmarks.workloads import WORKLOADS, Workload
 
 __all__ = ["main"]
 
 LATENCY = 100e-6
 """Seconds of a message between two processes of one machine."""
+
+_ALL = WORKLOADS | HUGGING_FACE
 
 _TOLERANCE = 2e-4
 """Of the largest gradient: float32, and sums in another order."""
@@ -44,17 +49,19 @@ Sample = tuple[float, float, float]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and write the rows, as JSON, to a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", choices=list(WORKLOADS), required=True)
+    parser.add_argument("--workload", choices=list(_ALL), required=True)
     parser.add_argument("--schedules", nargs="+", default=["gpipe", "1f1b", "interleaved_1f1b", "zbv"])
     parser.add_argument("--per-rank", type=int, default=2, help="stages of a rank, for families with several")
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--samples", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=60.0, help="start no sample of a schedule after its share")
+    parser.add_argument("--device", default="cpu", help="`cuda`: the device of this process's local rank")
+    parser.add_argument("--backend", default="gloo", help="of torch.distributed")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
-    work = WORKLOADS[options.workload]
+    work = replace(_ALL[options.workload], device=_device(options.device))
+    dist.init_process_group(options.backend, timeout=timedelta(seconds=120))
     share = options.seconds / len(options.schedules)
     rows = [
         measure(work, name, options.per_rank, options.microbatches, options.samples, share)
@@ -64,6 +71,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _device(kind: str) -> torch.device:
+    if kind != "cuda":
+        return torch.device(kind)
+    # Several processes share a device where there are fewer devices than processes.
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
 
 
 def measure(
@@ -84,7 +100,7 @@ def measure(
         contender.step()
         if name != "pure":
             errors[name] = _compare(name, contender.parameters, wanted)
-    peaks = {name: _peak(contender.step, contender) for name, contender in contenders.items() if name != "pure"}
+    peaks = {name: _peak(work, contender.step, contender) for name, contender in contenders.items() if name != "pure"}
     taken: dict[str, list[Sample]] = {name: [] for name in contenders}
     alone: list[dict[int, list[tuple[float, float]]]] = []
     steps = []
@@ -94,7 +110,7 @@ def measure(
         for name in order:
             _forget(contenders[name])
             dist.barrier()
-            taken[name].append(_clock(contenders[name].step))
+            taken[name].append(_clock(contenders[name].step, work.settle))
         if number % 3 == 0:
             alone.append(_in_turn(contenders["pure"]))
             dist.barrier()
@@ -118,9 +134,11 @@ def measure(
 # -------------------------------------------------------------------- one sample
 
 
-def _clock(run: Callable[[], object]) -> Sample:
+def _clock(run: Callable[[], object], settle: Callable[[], object]) -> Sample:
+    settle()
     cpu, start = time.process_time(), time.perf_counter()
     run()
+    settle()
     return start, time.perf_counter(), time.process_time() - cpu
 
 
@@ -156,10 +174,15 @@ def _compare(name: str, parameters: dict[str, Any], wanted: dict[str, torch.Tens
     return worst
 
 
-def _peak(step: Callable[[], object], contender: Any) -> float:
-    """Return how many MiB the resident memory of this process grows in a step, at most."""
+def _peak(work: Workload, step: Callable[[], object], contender: Any) -> float:
+    """Return how many MiB the memory of this process, or of its device, grows in a step, at most."""
     _forget(contender)
     gc.collect()
+    if work.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(work.device)
+        held = torch.cuda.memory_allocated(work.device)
+        step()
+        return float(torch.cuda.max_memory_allocated(work.device) - held) / 2**20
     with contextlib.suppress(OSError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     try:
@@ -226,15 +249,19 @@ def _stage_seconds(alone: list[dict[int, list[tuple[float, float]]]], stages: in
     return [median(f for f, _ in row) for row in pairs], [median(b for _, b in row) for row in pairs]
 
 
-def _prediction(ours: Ours, steps: Sequence[Any]) -> dict[str, Any]:
-    """Return what the simulator says of a step with the costs of other steps, over what was measured."""
-    ratios = []
-    for known, shown in itertools.pairwise(steps):
-        costs = measured_costs(known, ours.pipe.graph)
-        ratios.append(simulate(ours.pipe, costs).makespan / shown.makespan)
-    return {
-        "makespan_over_measured": _quartiles(ratios) if ratios else None,
-    }
+def _prediction(ours: Ours, steps: Sequence[Timeline]) -> list[float] | None:
+    """Return what the simulator says of a step with the costs of every other step, over the steps in between."""
+    known, shown = [fitted_costs(step, ours.pipe.graph) for step in steps[::2]], steps[1::2]
+    if not shown:
+        return None
+    predicted = simulate(ours.pipe, _typical(known)).makespan
+    return _quartiles([predicted / step.makespan for step in shown])
+
+
+def _typical(costs: Sequence[Costs]) -> Costs:
+    """Return the medians of every number."""
+    rows = [{field.name: getattr(one, field.name) for field in fields(one)} for one in costs]
+    return Costs(**{name: tuple(median(row) for row in zip(*(r[name] for r in rows), strict=True)) for name in rows[0]})
 
 
 def _ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:

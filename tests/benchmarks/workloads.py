@@ -168,6 +168,9 @@ class Part:
     gives: tuple[str, ...]
 
 
+_CPU = torch.device("cpu")
+
+
 @dataclass(frozen=True)
 class Workload:
     """A model with data.
@@ -180,6 +183,7 @@ class Workload:
         rows: Rows of a micro-batch.
         parts: The model's stages as plain computations, in an order that can run.
         chain: Whether it can be cut into a chain of modules.
+        device: Where model and data are.
     """
 
     name: str
@@ -189,15 +193,22 @@ class Workload:
     rows: int
     parts: Callable[[Any], list[Part]]
     chain: bool = True
+    device: torch.device = _CPU
 
     def model(self, stages: int) -> nn.Module:
-        """Return the model, always with the same parameters."""
+        """Return the model on its device, always with the same parameters."""
         torch.manual_seed(20_240)
-        return self.make(stages)
+        return self.make(stages).to(self.device)
 
     def data(self, microbatches: int) -> tuple[Tensor, Tensor]:
         """Return a batch, always the same."""
-        return self.batch(self.rows * microbatches, torch.Generator().manual_seed(7))
+        x, y = self.batch(self.rows * microbatches, torch.Generator().manual_seed(7))
+        return x.to(self.device), y.to(self.device)
+
+    def settle(self) -> None:
+        """Wait until the device has done what it was asked for."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
 
 def _parts_of_chain(model: Chain) -> list[Part]:

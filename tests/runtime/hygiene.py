@@ -17,25 +17,31 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import ppdsl as pp
+from ppdsl.runtime.processes.near import LARGEST
 from tests.runtime.forked import run_ranks
 
 PIPELINES, WARM = 50, 5
 MICROBATCHES = 2
 
 
+WIDTH = 1 + LARGEST // 8
+"""Elements in a row of two, so that gloo carries them."""
+
+
 class Wide(nn.Module):
-    """Three tensors on the way from the first stage to the second."""
+    """Three tensors on the way from the first stage to the second, for gloo, and a small one."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.a, self.b = nn.Linear(4, 12), nn.Linear(4, 4)
+        self.a, self.b = nn.Linear(4, 3 * WIDTH), nn.Linear(WIDTH, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         with pp.stage(0):
             one, two, three = torch.tanh(self.a(x)).chunk(3, -1)
+            small = x * 2.0
         with pp.stage(1):
-            return self.b(one * two + three)
+            return self.b(one * two + three) + small
 
 
 class Handle:

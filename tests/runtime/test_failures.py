@@ -23,13 +23,14 @@ TWO = (
     "kill-forward--1", "kill-build--1", "kill-save--1", "stop-forward--1", "stop-between-0-held",
     "kill-forward-0-held", "raise-build--1", "raise-save--1", "raise-optimizer--1",
 )  # fmt: skip
+OVER_GLOO = ("kill-forward--1", "stop-forward--1", "raise-backward--1")
 FOUR = ("kill-backward-1", "stop-forward-0", "raise-backward--1", "kill-forward-0-held")
 
 
-def script(module: str, *arguments: str) -> Any:
+def script(module: str, *arguments: str, **variables: str) -> Any:
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
-        env=ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False,
+        env={**ENVIRONMENT, **variables}, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -39,6 +40,13 @@ def script(module: str, *arguments: str) -> Any:
 def outcomes(ranks: int) -> dict[str, list[dict[str, Any]]]:
     """Run all faults on that many ranks, from one process: to start each would take most of the time."""
     found: dict[str, list[dict[str, Any]]] = script("tests.runtime.faults", str(ranks), *(TWO if ranks == 2 else FOUR))
+    return found
+
+
+@cache
+def outcomes_over_gloo() -> dict[str, list[dict[str, Any]]]:
+    """Run the faults that end waits for messages on two ranks that send everything through gloo."""
+    found: dict[str, list[dict[str, Any]]] = script("tests.runtime.faults", "2", *OVER_GLOO, PPDSL_LINES="0")
     return found
 
 
@@ -60,6 +68,18 @@ def test_a_rank_killed_in_a_step_is_named_with_what_was_awaited() -> None:
     awaited = "(gradient of `tanh`, stage 1 to 0, micro-batch "
     assert lost.startswith("RunError: error[rank-lost]: Rank 1 is gone without a word, while rank 0 waited for it ")
     assert awaited in lost
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (OVER_GLOO[0], "rank-lost]: Rank 1 is gone without a word"),
+        (OVER_GLOO[1], "timed-out]: Rank 0 waited 4 seconds for rank 1"),
+        (OVER_GLOO[2], "other-rank-failed]: Rank 0 stopped while waiting for rank 1"),
+    ],
+)
+def test_the_same_is_said_where_gloo_carries_all_messages(fault: str, error: str) -> None:
+    assert outcomes_over_gloo()[fault][0]["text"].startswith(f"RunError: error[{error}")
 
 
 @pytest.mark.parametrize(

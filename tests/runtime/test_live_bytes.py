@@ -189,3 +189,16 @@ def test_outputs_are_kept_for_who_asks_and_for_nobody_else(world: CountingWorld,
     # A received value, the output, a gradient, and the gradients of the weights: of one micro-batch, however many.
     assert (peak, left) == (3 * EDGE + WEIGHTS, 0)
     assert (most, kept) == (peak + microbatches * EDGE, microbatches * EDGE)
+
+
+def test_the_losses_of_a_step_hold_no_memory_but_their_own(world: CountingWorld) -> None:
+    # On the CPU mse_loss returns a number in the memory of all differences.
+    x = torch.randn(ROWS * MICROBATCHES, WIDTH, dtype=torch.float64)
+    pipe = pp.pipeline(
+        Chain(), (x[:ROWS],), targets=torch.zeros(ROWS, 1, dtype=torch.float64), loss=nn.functional.mse_loss,
+        microbatches=MICROBATCHES,
+    )  # fmt: skip
+    for _ in range(2):
+        world.begin()
+        pipe.step(x, targets=torch.zeros(len(x), 1, dtype=torch.float64))
+    assert [series[-1] for series in counted(world).values()] == [0] * 4

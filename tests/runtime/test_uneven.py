@@ -10,6 +10,7 @@ from torch.nn import functional
 import ppdsl as pp
 from ppdsl.graph.shapes import chain_graph
 from ppdsl.plan.laws import verify_schedule
+from ppdsl.runtime.batches.split import near_equal
 from ppdsl.schedule.registry import build_schedule
 from ppdsl.schedule.restricting import first_microbatches
 from ppdsl.schedule.table import Schedule
@@ -240,4 +241,4 @@ def test_pairs_that_may_overlap_stay_pairs() -> None:
 def test_rows_are_counted_out_in_turn() -> None:
     for rows in range(1, 20):
         for microbatches in range(1, 8):
-            assert tuple(sizes_of(rows, microbatches)) == pp.runtime.split.near_equal(rows, min(rows, microbatches))
+            assert tuple(sizes_of(rows, microbatches)) == near_equal(rows, min(rows, microbatches))

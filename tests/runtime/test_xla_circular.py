@@ -21,6 +21,7 @@ import ppdsl as pp
 from ppdsl.diagnostics import CallError, GraphError, RunError
 from ppdsl.runtime.xla import adapter
 from tests.docs.pages import blocks
+from tests.runtime.circular_worker import MICROBATCHES, ROWS, chain
 from tests.runtime.test_spmd_stages import WIDTH, Block, Chain
 
 pytestmark = pytest.mark.xla
@@ -94,6 +95,26 @@ def test_loss_gradients_and_outputs_are_those_of_the_plain_model(name: str) -> N
         close(gradients[key], gradient)
     close(pipe.evaluate(batch), reference(batch).detach())
     assert all(parameter.grad is None for parameter in model.parameters()), "the model itself is not touched"
+
+
+def test_a_step_is_that_of_the_same_stages_each_on_a_device_of_its_own(tmp_path: Path) -> None:
+    # In another process: this one is in SPMD mode, where there is one device.
+    environment = {key: value for key, value in os.environ.items() if key != "XLA_USE_SPMD"}
+    worker = [sys.executable, "-m", "tests.runtime.circular_worker", str(tmp_path / "found")]
+    subprocess.run(worker, env=environment, check=True, capture_output=True, timeout=300)
+    found = torch.load(tmp_path / "found")
+    model, batch, target = chain()
+    pipe = pp.xla.circular(model, (batch[:ROWS],), loss=F.mse_loss, microbatches=MICROBATCHES)
+    outputs = pipe.evaluate(batch)
+    result = pipe.step(batch, target)
+    gradients = pipe.gradients()
+    assert found.keys() == {"1f1b", "gpipe"}
+    for other in found.values():
+        close(result.loss, other["loss"])
+        close(outputs, other["outputs"])
+        assert gradients.keys() == other["gradients"].keys() == dict(model.named_parameters()).keys()
+        for name, gradient in gradients.items():
+            close(gradient, other["gradients"][name])
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])

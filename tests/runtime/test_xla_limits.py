@@ -289,7 +289,7 @@ def test_a_program_that_is_compiled_again_is_reported_with_its_stage(started: in
 
 @on_xla
 def test_a_weight_is_kept_for_backward_as_itself(started: int) -> None:
-    from ppdsl.runtime.xla.devices import stage as xla_stage
+    from ppdsl.runtime.xla import stage as xla_stage
 
     layer = nn.Linear(3, 5).to("xla:1")
     kept: list[Any] = []
@@ -308,7 +308,7 @@ def test_a_weight_is_kept_for_backward_as_itself(started: int) -> None:
 
 @on_xla
 def test_a_part_of_a_weight_or_a_weight_turned_twice_is_kept_as_it_is(started: int) -> None:
-    from ppdsl.runtime.xla.devices import stage as xla_stage
+    from ppdsl.runtime.xla import stage as xla_stage
 
     for device in ("cpu", "xla:1"):
         weight = nn.Parameter(torch.arange(16.0).reshape(4, 4).to(device))

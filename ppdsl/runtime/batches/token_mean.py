@@ -101,15 +101,22 @@ class TokenMean:
         raise CallError(Diagnostic("unclear-target", message, help=advice))
 
 
-def warn_of_unequal_targets(microbatches: Sequence[Mapping[str, torch.Tensor]]) -> None:
+def warn_of_unequal_targets(
+    whole: Mapping[str, torch.Tensor], microbatches: Sequence[Mapping[str, torch.Tensor]]
+) -> None:
     """Warn when a plain mean of micro-batches weighs targets unequally, because some of them are ignored.
 
     It looks at targets on the CPU only: elsewhere it would make the host wait.
+
+    Args:
+        whole: The tensors of the batch, by name.
+        microbatches: The same for each micro-batch.
     """
     for name in _targets(microbatches[0]):
-        parts = [microbatch[name] for microbatch in microbatches]
-        if any(part.device.type != "cpu" or part.dtype != torch.int64 for part in parts):
+        targets = whole[name]
+        if targets.device.type != "cpu" or targets.dtype != torch.int64 or not bool((targets == _USUAL_IGNORED).any()):
             continue
+        parts = [microbatch[name] for microbatch in microbatches]
         ignored = {int((part == _USUAL_IGNORED).sum()) for part in parts}
         if len(ignored) > 1:
             message = (

@@ -13,6 +13,7 @@ from ppdsl.runtime.inprocess import InProcessWorld
 from ppdsl.runtime.processes.distributed import DistributedWorld, writes_shared
 from ppdsl.runtime.replicas.shards import is_shard
 from ppdsl.runtime.world import World
+from ppdsl.runtime.xla.hosts import HostsWorld
 from ppdsl.spec.partition import Partition
 
 __all__ = ["Slot", "Subject", "canonical", "make_subject"]
@@ -93,12 +94,14 @@ class Subject:
     @property
     def rank(self) -> int:
         """The number of this process, among those of all replicas."""
-        return self.world.board.rank if isinstance(self.world, DistributedWorld) else 0
+        processes = _processes(self.world)
+        return 0 if processes is None else processes.board.rank
 
     @property
     def ranks(self) -> int:
         """How many processes there are, those of all replicas."""
-        return self.world.board.ranks if isinstance(self.world, DistributedWorld) else 1
+        processes = _processes(self.world)
+        return 1 if processes is None else processes.board.ranks
 
     @property
     def leads(self) -> bool:
@@ -110,6 +113,13 @@ class Subject:
         keys = [key for key, value in self.model.state_dict().items() if not isinstance(value, torch.Tensor)]
         owners = {} if self.compiled is None else owners_of(self.compiled, keys)
         return {canonical(key): key for key in keys if key not in owners or self.world.holds(owners[key][0])}
+
+
+def _processes(world: World) -> DistributedWorld | None:
+    """Return the processes of a world; None when there is one alone."""
+    if isinstance(world, HostsWorld):
+        return world.processes
+    return world if isinstance(world, DistributedWorld) else None
 
 
 def make_subject(model: torch.nn.Module, compiled: Compiled | None = None, world: World | None = None) -> Subject:

@@ -8,13 +8,12 @@ from collections.abc import Iterator
 import torch
 
 from ppdsl.diagnostics import PpdslError
+from ppdsl.runtime.inspection import xla_environment as environment
 from ppdsl.runtime.inspection.run import Check, Status
 from ppdsl.runtime.xla import adapter
 from ppdsl.runtime.xla.collectives.testing import self_test
 
 __all__ = ["checks"]
-
-_BARRIER = "--xla_tpu_use_enhanced_launch_barrier"
 
 
 def checks() -> Iterator[Check]:
@@ -23,29 +22,32 @@ def checks() -> Iterator[Check]:
     yield versions
     if versions.status == Status.FAIL:
         return
-    kind = os.environ.get("PJRT_DEVICE", "")
-    if not kind:
-        yield Check("PJRT_DEVICE", Status.FAIL, "not set", "set PJRT_DEVICE=TPU, or PJRT_DEVICE=CPU to try")
+    device = environment.pjrt_device(environment.tpu_chips())
+    yield device
+    if device.status == Status.FAIL:
         return
-    yield Check("PJRT_DEVICE", Status.OK, kind)
-    if os.environ.get("XLA_USE_SPMD", "0") not in {"", "0"}:
-        found = "set: the process shows one device"
-        yield Check("XLA_USE_SPMD", Status.FAIL, found, "unset it; pp.xla.circular turns SPMD on itself")
+    kind = os.environ["PJRT_DEVICE"]
+    stop = False
+    for check in environment.before_devices(kind):
+        yield check
+        stop = stop or check.status == Status.FAIL
+    if stop:
         return
     try:
         count = adapter.device_count()
     except Exception as error:  # whatever the runtime or a driver says
-        words = str(error).strip().partition("\n")[0] or type(error).__name__
-        yield Check("devices", Status.FAIL, words, "look at PJRT_DEVICE, the driver, and who else holds the chips")
+        yield Check("devices", Status.FAIL, _first_line(error), _no_devices(kind))
         return
-    yield from _devices(kind, count)
-    yield from _launching(kind)
+    yield _devices(kind, count)
+    threads = True
+    if kind == "CPU":
+        yield environment.cpu_devices()
+        pool = environment.cpu_threads(count)
+        threads = pool.status == Status.OK
+        yield pool
+    yield from environment.with_devices(kind)
     yield _host(count)
-    if adapter.replica_count() != count:
-        found = f"this process drives {count} of {adapter.replica_count()} devices, so collectives were not tested"
-        yield Check("transport permute", Status.WARN, found, "pipelines inside this process use the host transport")
-        return
-    yield from _collectives()
+    yield from _together(count, threads=threads)
 
 
 def _versions() -> Check:
@@ -60,45 +62,21 @@ def _versions() -> Check:
     return Check("torch_xla", Status.OK, f"{xla_version}, with torch {torch_version}")
 
 
-def _devices(kind: str, count: int) -> Iterator[Check]:
-    found = "xla:0" if count == 1 else f"xla:0 to xla:{count - 1}"
-    if count == 1:
-        remedy = "set CPU_NUM_DEVICES=4" if kind == "CPU" else "a pipeline needs one for each rank"
-        yield Check("devices", Status.WARN, f"{found} only", remedy)
-    else:
-        yield Check("devices", Status.OK, found)
-    if kind != "CPU":
-        return
-    told = os.environ.get("CPU_NUM_DEVICES")
-    remedy = "" if told else "set it to the number of ranks"
-    yield Check("CPU_NUM_DEVICES", Status.OK if told else Status.WARN, told or "not set", remedy)
-    pool, cores = os.environ.get("XLA_THREAD_POOL_SIZE"), os.cpu_count() or 1
-    threads = int(pool) if pool and pool.isdigit() else cores
-    # A collective occupies a thread for each device until all have come.
-    if threads < count:
-        found = f"{pool}" if pool else f"not set, so {cores}, the number of cores"
-        yield Check(
-            "XLA_THREAD_POOL_SIZE", Status.FAIL, f"{found}: fewer than devices", f"set XLA_THREAD_POOL_SIZE={4 * count}"
-        )
-    else:
-        yield Check("XLA_THREAD_POOL_SIZE", Status.OK, pool or f"not set, so {cores}, the number of cores")
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-def _launching(kind: str) -> Iterator[Check]:
-    """Look whether programs of single devices may be launched.
+def _no_devices(kind: str) -> str:
+    if kind == "TPU":
+        return "look whether another process holds the chips (tpu-info), and at PJRT_DEVICE and the TPU_ variables"
+    return "set PJRT_DEVICE=TPU or PJRT_DEVICE=CPU"
 
-    With the barrier a TPU waits until all devices of a program have been given it; a stage runs on one alone.
-    """
-    if kind != "TPU":
-        return
-    flags = [flag for flag in os.environ.get("LIBTPU_INIT_ARGS", "").split() if flag.startswith(_BARRIER)]
-    if not flags:
-        yield Check("LIBTPU_INIT_ARGS", Status.WARN, f"does not mention {_BARRIER}", f"add {_BARRIER}=false")
-    elif flags[-1] == f"{_BARRIER}=false":
-        yield Check("LIBTPU_INIT_ARGS", Status.OK, "the launch barrier is off")
-    else:
-        found = f"{flags[-1]}: a stage on one device would wait for the others"
-        yield Check("LIBTPU_INIT_ARGS", Status.FAIL, found, f"add {_BARRIER}=false behind it")
+
+def _devices(kind: str, count: int) -> Check:
+    if count > 1:
+        return Check("devices", Status.OK, f"xla:0 to xla:{count - 1}")
+    remedy = "set CPU_NUM_DEVICES=4" if kind == "CPU" else "a pipeline needs one for each rank"
+    return Check("devices", Status.WARN, "xla:0 only", remedy)
 
 
 def _host(count: int) -> Check:
@@ -108,7 +86,22 @@ def _host(count: int) -> Check:
         if not torch.equal(adapter.host_copy(moved), expected):
             found = f"values from xla:{position} arrive changed"
             return Check("transport host", Status.FAIL, found, "report this with the versions above")
-    return Check("transport host", Status.OK, "right from each device to the next")
+    return Check("transport host", Status.OK, "right from each device to the next" if count > 1 else "right")
+
+
+def _together(count: int, *, threads: bool) -> Iterator[Check]:
+    """Look at what all devices do together, unless it is known that they cannot."""
+    permute = "transport permute"
+    if adapter.replica_count() != count:
+        found = f"this process drives {count} of {adapter.replica_count()} devices, so collectives were not tested"
+        yield Check(permute, Status.WARN, found, "pipelines inside this process use the host transport")
+    elif count == 1:
+        yield Check(permute, Status.OK, "there is one device, so nothing travels")
+    elif not threads:
+        found = "not tested: with fewer threads than devices it would hang, and collectives too"
+        yield Check(permute, Status.WARN, found, "pipelines use the host transport until there are more threads")
+    else:
+        yield from _collectives()
 
 
 def _collectives() -> Iterator[Check]:

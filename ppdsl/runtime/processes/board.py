@@ -1,13 +1,15 @@
 """What ranks tell each other beside the tensors: agreement before a step, and why one of them stopped.
 
 Everything goes through the store of torch.distributed, which works while tensors do not flow, and outlives a rank that
-failed. Nothing here waits without looking at the failures of others and at the clock.
+failed; only what is agreed on before each step goes from rank to rank, where all are on one machine. Nothing here waits
+without looking at the failures of others and at the clock.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import struct
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +18,7 @@ from typing import Any
 from torch.distributed.distributed_c10d import Store
 
 from ppdsl.diagnostics import CallError, Diagnostic, PpdslError, RunError
+from ppdsl.runtime.processes.near import LARGEST, Near
 from ppdsl.runtime.processes.store import PatientStore
 from ppdsl.runtime.processes.waits import Waits
 
@@ -27,6 +30,12 @@ _LINGER = 2.0
 """Seconds a failed rank stays at most until the others know why: a launcher ends them all when the first one ends."""
 _GRACE = 0.2
 """Seconds it then gives them to say so."""
+_GLANCE = 0.05
+"""Seconds between two looks at the failures of others, while notes are awaited through lines."""
+_NOTES = 1 << 60
+"""Tag of the notes of the first agreement."""
+_STAMP = struct.Struct("<d")
+"""When a note was sent, by the clock of the machine."""
 
 
 class Board:
@@ -42,6 +51,7 @@ class Board:
         names: What to call each process in a message.
         pipelines: The processes of each pipeline.
         told: What each process said in the last agreement, by name.
+        lines: What notes go through when all processes are on one machine; None: the store.
     """
 
     def __init__(self, store: Store, rank: int, ranks: int, timeout: float) -> None:
@@ -55,6 +65,7 @@ class Board:
         self.names: Sequence[str] = tuple(map(str, range(ranks)))
         self.pipelines: Sequence[Sequence[int]] = (tuple(range(ranks)),)
         self.told: Sequence[Mapping[str, str]] = ()
+        self.lines: Near | None = None
         self._round = 0
         self._gathered = 0
 
@@ -97,15 +108,55 @@ class Board:
         self._note({"moment": moment, "error": _text_of(error)})
         self._round += 1
 
-    def _note(self, note: dict[str, Any]) -> None:
-        self._store.set(f"agree/{self._round}/{self.rank}", json.dumps(note))
+    def _note(self, note: dict[str, Any]) -> bytes:
+        text = json.dumps(note)
+        packet = _STAMP.pack(time.monotonic()) + text.encode()
+        if self.lines is None or len(packet) > LARGEST:
+            self._store.set(self._key(self.rank), text)
+        if self.lines is not None:
+            self.lines.tell(_NOTES + self._round, packet if len(packet) <= LARGEST else packet[: _STAMP.size])
+        return packet
+
+    def _key(self, rank: int) -> str:
+        return f"agree/{self._round}/{rank}"
 
     def _exchange(self, moment: str, note: dict[str, Any]) -> list[dict[str, Any]]:
         self._store.doing = f"before {moment}"
+        notes = self._through_store(moment, note) if self.lines is None else self._through(self.lines, moment, note)
+        self._round += 1
+        return notes
+
+    def _through(self, lines: Near, moment: str, note: dict[str, Any]) -> list[dict[str, Any]]:
+        own, begun = self._note(note), time.monotonic()
+        tag = _NOTES + self._round
+        while len(packets := lines.hear(tag, _GLANCE)) < self.ranks - 1:
+            self.raise_failure(f"before {moment}")
+            absent = [rank for rank in range(self.ranks) if rank != self.rank and rank not in packets]
+            gone = [rank for rank in absent if self._has([f"left/{rank}"])]
+            # It may have written its note, and then left, since the notes were read.
+            packets = lines.hear(tag, 0.0) if gone else packets
+            gone = [rank for rank in gone if rank not in packets]
+            if gone or time.monotonic() > begun + self.timeout:
+                self.silent.update(gone or absent)
+                raise RunError(self._missing(absent, gone, moment))
+            if lines.ended:
+                time.sleep(_GLANCE)
+        if time.monotonic() - min(_STAMP.unpack_from(packet)[0] for packet in packets.values()) > self.timeout / 2:
+            # Who comes last finds all the notes, and perhaps that one of the others has waited in vain.
+            self.raise_failure(f"before {moment}")
+        lines.forget(tag)
+        text = own[_STAMP.size :]
+        notes = []
+        for rank in range(self.ranks):
+            said = packets.get(rank, own)[_STAMP.size :]
+            notes.append(note if said == text else json.loads(said or self._store.get(self._key(rank))))
+        return notes
+
+    def _through_store(self, moment: str, note: dict[str, Any]) -> list[dict[str, Any]]:
         if self._round == 0:
             self._require_fresh()
         self._note(note)
-        keys = [f"agree/{self._round}/{rank}" for rank in range(self.ranks)]
+        keys = [self._key(rank) for rank in range(self.ranks)]
         self._await(keys, moment)
         # Who comes last finds all the notes, and perhaps that one of the others has waited in vain.
         self.raise_failure(f"before {moment}")
@@ -113,7 +164,6 @@ class Board:
         if self._round > 1:
             # Who is in this round has read the one before the last.
             self._store.delete_key(f"agree/{self._round - 2}/{self.rank}")
-        self._round += 1
         return notes
 
     def _require_fresh(self) -> None:
@@ -125,15 +175,19 @@ class Board:
             advice = "start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment"
             raise RunError(Diagnostic("stale-store", message, help=advice))
 
-    def gather(self, text: str) -> tuple[str, ...]:
+    def gather(self, text: str, moment: str = "the end of the step") -> tuple[str, ...]:
         """Return the text of every rank.
+
+        Args:
+            text: This rank's.
+            moment: When this happens, to be read after "before".
 
         Raises:
             RunError: A rank failed, left or does not come.
         """
         keys = [f"gather/{self._gathered}/{rank}" for rank in range(self.ranks)]
         self._store.set(keys[self.rank], text)
-        self._await(keys, "the end of the step")
+        self._await(keys, moment)
         texts = tuple(self._store.get(key).decode() for key in keys)
         if self._gathered:
             self._store.delete_key(f"gather/{self._gathered - 1}/{self.rank}")

@@ -1,9 +1,10 @@
 """Moving bytes between processes, so that a failure anywhere ends every wait.
 
 With gloo all ranks of a pipeline share one group of its own, and a parcel's tag is its number in the plan: gloo
-connects every pair when the group is made, keeps a pair in order, and never confuses two tags. NCCL has no tags and
-one queue for each communicator, so every ordered pair of ranks gets a communicator of its own, made by all ranks in
-the same order before the first step; the two directions of a pair never wait for each other.
+connects every pair when the group is made, keeps a pair in order, and never confuses two tags. Small messages on the
+CPU between processes of one machine go through sockets of its kernel instead (`near`). NCCL has no tags and one queue
+for each communicator, so every ordered pair of ranks gets a communicator of its own, made by all ranks in the same
+order before the first step; the two directions of a pair never wait for each other.
 
 Ranks are those of the pipeline; torch knows processes by their number in the default group. The replicas of a rank
 have a group of their own, and with NCCL one more for what is on the device.
@@ -21,6 +22,8 @@ import torch.distributed as dist
 
 from ppdsl.diagnostics import RunError
 from ppdsl.runtime.processes.board import Board
+from ppdsl.runtime.processes.finding import connected
+from ppdsl.runtime.processes.near import Arrival, Near
 from ppdsl.runtime.processes.waiting import no_connection, wait_for
 from ppdsl.runtime.replicas.fleet import Fleet
 
@@ -57,6 +60,7 @@ class Channels:
         self._pairs: dict[tuple[int, int], Any] = {}
         self._own = fleet.members.index(board.rank)
         self._group = self._made(fleet.pipelines, fleet.members, "gloo")
+        self.near = self._found()
         self._team = self._team_on_device = None
         if fleet.replicas > 1:
             self._team = self._made(fleet.teams, fleet.team, "gloo")
@@ -77,6 +81,24 @@ class Channels:
         if backend == "gloo":
             self._closing.append(made[tuple(mine)])
         return made[tuple(mine)]
+
+    def _found(self) -> Near:
+        """Find the processes of this machine; all processes come here together.
+
+        Raises:
+            RunError: One of them is gone again.
+        """
+        moment = "the building of the pipeline"
+        try:
+            near = connected(
+                self._fleet.members, self._own, lambda text: self._board.gather(text, moment), self._board.timeout
+            )
+        except OSError as error:
+            raise RunError(no_connection(self._board.name, error)) from error
+        self._closing.append(near)
+        if near.complete and self._fleet.members == tuple(range(self._board.ranks)) and self._board.ranks > 1:
+            self._board.lines = near
+        return near
 
     def connect(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Make the communicators of ordered pairs of ranks that have none, in ascending order; all processes come here.
@@ -100,6 +122,15 @@ class Channels:
 
     def start(self, row: torch.Tensor, source: int, target: int, tag: int) -> Any:
         """Start moving a row of bytes from rank `source` to rank `target`, one of which is this one."""
+        sends = source == self._own
+        if not row.is_cuda and self.near.reaches(target if sends else source, row.nbytes):
+            if sends:
+                return self.near.send(target, tag, row.data_ptr(), row.nbytes)
+            return Arrival(self.near, source, tag, row)
+        return self.start_apart(row, source, target, tag)
+
+    def start_apart(self, row: torch.Tensor, source: int, target: int, tag: int) -> Any:
+        """Do the same without the lines of the machine, which belong to main threads; any thread may call it."""
         sends = source == self._own
         group = self._pairs[source, target] if row.is_cuda else self._group
         peer = self._fleet.members[target if sends else source]
@@ -168,6 +199,7 @@ class Channels:
         of its group, and with them every other wait.
         """
         self._interrupted = True
+        self.near.break_off()
         for group in (*self._pairs.values(), self._team_on_device):
             with contextlib.suppress(Exception):
                 group.abort()

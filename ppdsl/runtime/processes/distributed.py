@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from ppdsl.diagnostics import CallError, Diagnostic, RunError
-from ppdsl.plan.messages import Message, MessagePlan, Send
+from ppdsl.plan.messages import Message, MessagePlan
 from ppdsl.recording import compat
 from ppdsl.runtime.executor import Executor
 from ppdsl.runtime.layout import Layout
@@ -136,7 +136,7 @@ class DistributedWorld:
 
     def connect(self, plan: MessagePlan, pairs: Sequence[tuple[int, int]]) -> None:
         """Make the communicators of every ordered pair of ranks that needs one and has none, in ascending order."""
-        sends = {(s.message.source, s.message.target) for row in plan.rows for s in row if isinstance(s, Send)}
+        sends = {(message.source, message.target) for message in plan.messages}
         self.channels.connect(sends | set(pairs))
 
     def transport(self, rank: int, parcels: Mapping[Message, Parcel]) -> ProcessTransport:

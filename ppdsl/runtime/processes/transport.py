@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ppdsl.diagnostics import Diagnostic, RunError
+from ppdsl.runtime.processes.near import Arrival
 from ppdsl.runtime.replicas.shards import waited
 from ppdsl.runtime.transport import Parcel
 
@@ -31,6 +32,8 @@ class ProcessTransport:
         self._channels = world.channels
         self._device = world.device(world.rank) or torch.device("cpu")
         self._wire_device = torch.device("cpu") if world.staged else self._device
+        self._near = world.channels.near
+        self._sizes: dict[int, int] = {}
         self._receiving: dict[int, tuple[Any, torch.Tensor]] = {}
         self._sending: dict[int, deque[tuple[Any, Parcel, torch.Tensor]]] = {}
 
@@ -45,23 +48,30 @@ class ProcessTransport:
             text = f"A {type(tensor).__name__} cannot be sent to another rank as what it is ({parcel.text})."
             advice = "let the module before the border return a plain tensor (use_local_output=True, or to_local())"
             raise RunError(Diagnostic("value-not-plain", text, help=advice))
-        if parcel.layout.numel == 0:
-            return
         message = parcel.message
-        row = parcel.layout.wire(tensor.to(self._wire_device))
-        work = self._channels.start(row, message.source, message.target, parcel.index)
+        size = self._near_size(parcel, message.target)
+        if size < 0:
+            return
+        tensor = tensor if self._wire_device == self._device else tensor.to(self._wire_device)
+        if size:
+            row = tensor
+            work = self._near.send(message.target, parcel.index, tensor.data_ptr(), size)
+            if work.left:
+                return
+        else:
+            row = parcel.layout.wire(tensor)
+            work = self._channels.start(row, message.source, message.target, parcel.index)
         queue = self._sending.setdefault(message.target, deque())
         queue.append((work, parcel, row))
         if len(queue) > _WINDOW:
             self._finish_oldest(queue)
 
     def recv(self, parcel: Parcel) -> None:
-        """Post the receive of a parcel into a fresh tensor."""
-        slot = parcel.layout.empty(self._wire_device)
-        if parcel.layout.numel == 0:
-            self._receiving[parcel.index] = (None, slot)
-            return
+        """Post the receive of a parcel into a fresh tensor; what comes through a near line waits there."""
         message = parcel.message
+        if self._near_size(parcel, message.source):
+            return
+        slot = parcel.layout.empty(self._wire_device)
         work = self._channels.start(parcel.layout.wire(slot), message.source, message.target, parcel.index)
         self._receiving[parcel.index] = (work, slot)
 
@@ -75,9 +85,15 @@ class ProcessTransport:
         Raises:
             RunError: The sender failed, is gone, or is too slow.
         """
-        work, slot = self._receiving.pop(parcel.index)
+        source = parcel.message.source
+        size = self._near_size(parcel, source)
+        if size:
+            slot = parcel.layout.empty(self._wire_device)
+            work: Any = Arrival(self._near, source, parcel.index, slot) if size > 0 else None
+        else:
+            work, slot = self._receiving.pop(parcel.index)
         if work is not None:
-            self._channels.finish(work, slot, parcel.message.source, parcel.text)
+            self._channels.finish(work, slot, source, parcel.text)
         return slot if self._wire_device == self._device else slot.to(self._device)
 
     def drain(self) -> None:
@@ -89,6 +105,18 @@ class ProcessTransport:
         for queue in self._sending.values():
             while queue:
                 self._finish_oldest(queue)
+
+    def _near_size(self, parcel: Parcel, other: int) -> int:
+        """Return the bytes of a parcel that goes through a near line, 0 for another one, -1 for one of no elements."""
+        size = self._sizes.get(parcel.index)
+        if size is None:
+            size = parcel.layout.nbytes
+            if size and not (self._wire_device.type == "cpu" and self._near.reaches(other, size)):
+                size = 0
+            elif not size:
+                size = -1
+            self._sizes[parcel.index] = size
+        return size
 
     def _finish_oldest(self, queue: deque[tuple[Any, Parcel, torch.Tensor]]) -> None:
         work, parcel, row = queue[0]

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from ppdsl.diagnostics import Diagnostic, RunError
 from ppdsl.runtime.processes.board import Board
+from ppdsl.runtime.processes.near import Near
 
 __all__ = ["destroy", "no_connection", "wait_for"]
 
@@ -74,9 +75,12 @@ def no_connection(name: str, error: Exception) -> Diagnostic:
 
 
 def destroy(groups: list[Any]) -> None:
-    """Close the connections and threads of groups; torch itself would keep them until the process ends."""
+    """Close lines, and connections and threads of groups; torch itself would keep these until the process ends."""
     while groups:
         group = groups.pop()
+        if isinstance(group, Near):
+            group.close()
+            continue
         # At the end of a process the user, or torch, may have been faster.
         if group is not None and dist.is_initialized():
             with contextlib.suppress(Exception):

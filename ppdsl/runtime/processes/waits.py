@@ -45,12 +45,12 @@ class Waits:
         self._store = store
         self._rank = rank
         self._long = timeout / 2
-        self._current: tuple[float, Wait] | None = None
-        self._noted: Wait | None = None
+        self._current: tuple[float, int, str] | None = None
+        self._noted: tuple[float, int, str] | None = None
 
     def begin(self, peer: int, text: str) -> None:
         """Remember that the main thread waits now."""
-        self._current = time.monotonic(), Wait(self._rank, peer, text)
+        self._current = time.monotonic(), peer, text
 
     def end(self) -> None:
         """Remember that it goes on."""
@@ -63,9 +63,9 @@ class Waits:
             RunError: The store is lost.
         """
         current = self._current
-        wait = current[1] if current is not None and time.monotonic() - current[0] > self._long else None
+        wait = current if current is not None and time.monotonic() - current[0] > self._long else None
         if wait is not self._noted:
-            self._store.set(f"waits/{self._rank}", "" if wait is None else json.dumps([wait.peer, wait.text]))
+            self._store.set(f"waits/{self._rank}", "" if wait is None else json.dumps(wait[1:]))
             self._noted = wait
 
     def chain(self, peer: int) -> tuple[Wait, ...]:

@@ -208,7 +208,11 @@ class _Mask:
         self._root.node.register_prehook(partial(_work_off, self._work))
 
     def run(self, later: Postponed, start: int, stop: int, ready: Ready) -> list[int]:
-        """Run the pieces from `start` to `stop`, append what they give to `ready`, and return its bytes by piece."""
+        """Run the pieces from `start` to `stop` and append what they give to `ready`.
+
+        Returns:
+            Its bytes by piece, if they are not known yet.
+        """
         sizes: list[int] = []
         inputs = [self._leaf, *(edge for piece in later.edges[start:stop] for edge in piece)]
         self._work.append(partial(_run_pieces, later, start, stop, ready, sizes))
@@ -226,6 +230,7 @@ def _work_off(work: list[Callable[[], None]], gradients: object) -> None:
 def _run_pieces(later: Postponed, start: int, stop: int, ready: Ready, sizes: list[int]) -> None:
     nodes, notes, edges = later.nodes, later.notes, later.edges
     pieces = later.cut.pieces if later.cut is not None else ()
+    measure = later.cut is not None and not later.cut.sizes
     for number in range(start, stop):
         node, note = nodes[number], notes[number]
         # Dropped one after the other: what the upper nodes have saved is free for the lower ones' results.
@@ -237,7 +242,8 @@ def _run_pieces(later: Postponed, start: int, stop: int, ready: Ready, sizes: li
                 gradient = results[result]
                 if gradient is not None:
                     ready.append((edge, gradient))
-                    size += gradient.numel() * gradient.element_size()
+                    if measure:
+                        size += gradient.numel() * gradient.element_size()
         edges[number] = ()
         sizes.append(size)
 

@@ -19,8 +19,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ppdsl.annotate import hear
 from ppdsl.graph.ir import Edge, StageGraph
+from ppdsl.recording import compat
 from ppdsl.recording.programs import SourceKind, StageProgram
-from ppdsl.runtime.layout import Layout
+from ppdsl.runtime.layout import Layout, alone
 from ppdsl.runtime.stages.drawing import Drawing, drawn_by
 from ppdsl.runtime.stages.exits import exits_of, unexpected_gradient, unexpected_output
 from ppdsl.runtime.stages.hearing import DEAF, Hearing
@@ -67,7 +68,7 @@ class StageState:
         self._step_has_backward = backward
         self.runs_backward = backward and self.stage.has_backward
         self._entry_of: dict[int, int] = {}
-        self._inputs_at: list[tuple[int, int]] = []
+        self.inputs_at: list[tuple[int, int]] = []
         self._leaf: list[bool] = []
         self._entries: list[tuple[int, Edge, Layout]] = []
         self._silent: list[tuple[int, Edge]] = []
@@ -88,7 +89,7 @@ class StageState:
     def _trace_sources(self, graph: StageGraph) -> None:
         for position, source in enumerate(self.program.sources):
             if source.kind is SourceKind.INPUT:
-                self._inputs_at.append((position, source.index))
+                self.inputs_at.append((position, source.index))
                 self._leaf.append(False)
                 continue
             edge = graph.edges[source.index]
@@ -213,8 +214,8 @@ class StageState:
             unexpected_output: A value has another shape, element type or `requires_grad` than recorded.
         """
         arguments = self._arguments[microbatch]
-        inputs = self._inputs[microbatch] if self._inputs_at else ()
-        for position, index in self._inputs_at:
+        inputs = self._inputs[microbatch] if self.inputs_at else ()
+        for position, index in self.inputs_at:
             arguments[position] = inputs[index]
         with drawn_by(self.drawing, microbatch), hear(self.hearing.at(microbatch)):
             results = self._program(*arguments)
@@ -232,7 +233,7 @@ class StageState:
         if self.runs_backward:
             self._keep_for_backward(microbatch, results, added)
         if self._loss_at is not None:
-            self.losses[microbatch] = results[self._loss_at].detach()
+            self.losses[microbatch] = alone(results[self._loss_at])
         if self._keep_outputs:
             self.outputs[microbatch] = {index: results[i].detach() for i, index in self._outputs_at}
         self._arguments[microbatch] = []
@@ -260,7 +261,7 @@ class StageState:
         roots, gradients = self._incoming(microbatch)
         if roots:
             with apart(self.tied), drawn_by(self.drawing, microbatch), hear(DEAF):
-                torch.autograd.backward(roots, gradients)
+                compat.run_backward(roots, gradients)
         found = [leaf.grad for leaf in self._leaves[microbatch]]
         for (_, edge), gradient in zip(self._silent, found[len(self._entries) :], strict=True):
             if gradient is not None:

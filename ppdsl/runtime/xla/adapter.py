@@ -13,13 +13,16 @@ import importlib.metadata
 import importlib.util
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 
+from ppdsl.runtime.xla.bounded_wait import starting, waiting
+from ppdsl.runtime.xla.counters import Counters
+
 __all__ = [
     "ALL_DEVICES",
+    "JOURNALS",
     "Counters",
     "compilations",
     "counters",
@@ -27,13 +30,16 @@ __all__ = [
     "device_kind",
     "device_of",
     "divide",
+    "executions",
     "fallbacks",
+    "finished",
     "forget_collectives",
     "host_copy",
     "is_installed",
     "is_spmd",
     "launch",
     "launch_tensors",
+    "launched",
     "make_default",
     "pending_all_gather",
     "pending_all_reduce",
@@ -56,31 +62,8 @@ __all__ = [
 ALL_DEVICES = threading.Lock()
 """Held while a program is given to all devices: two threads could otherwise reach two devices in two orders."""
 
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """What torch_xla has counted since the process began.
-
-    Attributes:
-        launches: Programs started.
-        compilations: Programs compiled.
-        downloads: Tensors copied from a device to the host.
-        uploads: Tensors copied from the host to a device.
-    """
-
-    launches: int
-    compilations: int
-    downloads: int
-    uploads: int
-
-    def since(self, before: Counters) -> Counters:
-        """Return what was counted after `before`."""
-        return Counters(
-            self.launches - before.launches,
-            self.compilations - before.compilations,
-            self.downloads - before.downloads,
-            self.uploads - before.uploads,
-        )
+JOURNALS: list[list[int]] = []
+"""While there is one, the last one notes the device of each program, and `launch` returns when that has taken it."""
 
 
 def is_installed() -> bool:
@@ -134,9 +117,7 @@ def launch(device: torch.device) -> None:
     """
     from torch_xla import _XLAC
 
-    _XLAC._xla_step_marker(str(device), [], wait=False)
-    # A token left from a collective would draw all earlier collectives into the next program.
-    _XLAC._set_all_reduce_token(str(device), None)
+    _start(partial(_XLAC._xla_step_marker, str(device), [], wait=bool(JOURNALS)), device)
 
 
 def launch_tensors(tensors: Sequence[torch.Tensor], device: torch.device) -> None:
@@ -144,7 +125,17 @@ def launch_tensors(tensors: Sequence[torch.Tensor], device: torch.device) -> Non
     from torch_xla import _XLAC
 
     # `sync_xla_data=True` would give away buffers that other pending programs still read.
-    _XLAC._xla_sync_multi(list(tensors), [], wait=False, sync_xla_data=False)
+    _start(partial(_XLAC._xla_sync_multi, list(tensors), [], wait=False, sync_xla_data=False), device)
+
+
+def _start(call: Callable[..., None], device: torch.device) -> None:
+    from torch_xla import _XLAC
+
+    before = launched() if JOURNALS else 0
+    starting(call)
+    if JOURNALS:
+        JOURNALS[-1] += [device.index] * (launched() - before)
+    # A token left from a collective would draw all earlier collectives into the next program.
     _XLAC._set_all_reduce_token(str(device), None)
 
 
@@ -167,7 +158,7 @@ def permute(tensors: Sequence[torch.Tensor], pairs: Sequence[tuple[int, int]]) -
 
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor on the host; blocks until it is computed."""
-    return tensor.detach().cpu()
+    return waiting(tensor.detach().cpu)
 
 
 def seed(device: torch.device, number: int) -> None:
@@ -181,41 +172,50 @@ def random_state(device: torch.device) -> int:
     """Return where the random numbers of `device` stand; a draw changes it."""
     import torch_xla.core.xla_model as xm
 
-    return int(xm.get_rng_state(str(device)))
+    return int(waiting(xm.get_rng_state, str(device)))
 
 
 def wait(devices: Sequence[torch.device] = ()) -> None:
     """Return when everything started on `devices` (none: on all) has ended."""
     import torch_xla.core.xla_model as xm
 
-    xm.wait_device_ops(xm.xla_real_devices(list(devices)) if devices else [])
+    waiting(xm.wait_device_ops, xm.xla_real_devices(list(devices)) if devices else [])
 
 
 def counters() -> Counters:
     """Return torch_xla's own counts."""
-    from torch_xla.debug import metrics
-
-    compilations = _counter(metrics, "UncachedCompile")
-    return Counters(
-        launches=_counter(metrics, "CachedCompile") + compilations,
-        compilations=compilations,
-        downloads=_samples(metrics, "TransferFromDeviceTime"),
-        uploads=_samples(metrics, "TransferToDeviceTime"),
-    )
+    copies = _samples("TransferFromDeviceTime"), _samples("TransferToDeviceTime")
+    return Counters(launched(), compilations(), *copies)
 
 
 def compilations() -> int:
     """Return how many programs were compiled since the process began."""
+    return _counter("UncachedCompile")
+
+
+def launched() -> int:
+    """Return how many programs were started since the process began."""
+    return _counter("CachedCompile") + _counter("UncachedCompile")
+
+
+def finished() -> int:
+    """Return how many programs have ended since the process began."""
+    return _samples("ExecuteTime")
+
+
+def executions() -> tuple[int, Sequence[tuple[float, float]]]:
+    """Return how many programs have ended, and for the last ones when (`time.time`) and after how many nanoseconds."""
     from torch_xla.debug import metrics
 
-    return _counter(metrics, "UncachedCompile")
+    data = metrics.metric_data("ExecuteTime")
+    return (0, ()) if data is None else (int(data[0]), data[2])
 
 
 def fallbacks() -> dict[str, int]:
     """Return the operations that ran on the CPU because XLA has none such, and how often."""
     from torch_xla.debug import metrics
 
-    return {name: _counter(metrics, name) for name in metrics.counter_names() if name.startswith("aten::")}
+    return {name: _counter(name) for name in metrics.counter_names() if name.startswith("aten::")}
 
 
 # ---------------------------------------------------------------- collectives
@@ -257,8 +257,7 @@ def pending_reduce_scatter(tensor: torch.Tensor, dim: int, groups: Sequence[Sequ
 
     token = _XLAC._get_all_reduce_token(str(tensor.device))
     wanted = [list(group) for group in groups]
-    size = len(wanted[0])
-    made = _XLAC._xla_reduce_scatter("sum", tensor, token, 1.0, dim, size, wanted, False, None, None)
+    made = _XLAC._xla_reduce_scatter("sum", tensor, token, 1.0, dim, len(wanted[0]), wanted, False, None, None)
     piece: torch.Tensor = made[0]
     return piece
 
@@ -336,10 +335,14 @@ def divide(tensor: torch.Tensor) -> None:
     spmd.mark_sharding(tensor, mesh, ("pp", *(None for _ in tensor.shape[1:])))
 
 
-def _counter(metrics: Any, name: str) -> int:
+def _counter(name: str) -> int:
+    from torch_xla.debug import metrics
+
     return int(metrics.counter_value(name) or 0)
 
 
-def _samples(metrics: Any, name: str) -> int:
+def _samples(name: str) -> int:
+    from torch_xla.debug import metrics
+
     data = metrics.metric_data(name)
     return 0 if data is None else int(data[0])

@@ -7,7 +7,6 @@ so whatever is known to prevent it is looked at first.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -16,15 +15,13 @@ import torch
 
 from ppdsl.diagnostics import CallError, Diagnostic, RunError
 from ppdsl.runtime.xla import adapter as xla_adapter
+from ppdsl.runtime.xla.stuck import WATCH
 from ppdsl.runtime.xla.transport import Carrier, HostCarrier, PermuteCarrier
 from ppdsl.units import counted
 
 __all__ = ["TRANSPORTS", "Choice", "choose", "tested"]
 
 TRANSPORTS = ("auto", "permute", "host")
-
-_PATIENCE = 12.0
-"""Seconds for the test; the CPU client ends the process after about 15."""
 
 
 @dataclass(frozen=True)
@@ -95,25 +92,17 @@ def tested(devices: int) -> str | None:
     """Send a number around all devices once in a process; return what went wrong, or None.
 
     Raises:
-        RunError: It did not end.
+        RunError: It did not end, and the devices are of no use any more.
     """
-    done: list[str | None] = []
-    thread = threading.Thread(target=lambda: done.append(_ring(devices)), name="ppdsl permute test", daemon=True)
-    thread.start()
-    thread.join(_PATIENCE)
-    if not done:
-        message = f"A permutation between {counted(devices, 'XLA device')} did not end in {_PATIENCE:g} seconds."
-        raise RunError(Diagnostic("xla-stuck", message, help='start again with transport="host"'))
-    return done[0]
-
-
-def _ring(devices: int) -> str | None:
     try:
         row = [torch.full((3,), float(rank)).to(xla_adapter.device_of(rank)) for rank in range(devices)]
         for tensor in row:
             xla_adapter.launch(tensor.device)
+        WATCH.transfer(f"The test of a permutation between {counted(devices, 'XLA device')}", devices)
         moved = xla_adapter.permute(row, [(rank, (rank + 1) % devices) for rank in range(devices)])
         got = [int(xla_adapter.host_copy(tensor)[0]) for tensor in moved]
+    except RunError:
+        raise
     except Exception as error:
         return f"its test failed ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})"
     expected = [(rank - 1) % devices for rank in range(devices)]

@@ -6,8 +6,10 @@ for it. It goes through the plan in ticks: all transfers of a tick first, then a
 
 from __future__ import annotations
 
+import contextlib
+import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from ppdsl.runtime.xla.choice import choose
 from ppdsl.runtime.xla.driver import Driver
 from ppdsl.runtime.xla.optimizers import start_after_optimizers
 from ppdsl.runtime.xla.start import require_devices, start
+from ppdsl.runtime.xla.stuck import WATCH
 from ppdsl.runtime.xla.transport import XlaMailbox
 
 __all__ = ["XlaWorld"]
@@ -33,9 +36,11 @@ class XlaWorld(OneProcess):
 
     Args:
         transport: `host`, `permute`, or `auto`.
+        timeout: Seconds to wait for devices after anything on them has ended.
     """
 
-    def __init__(self, transport: str = "auto") -> None:
+    def __init__(self, transport: str = "auto", timeout: float = math.inf) -> None:
+        self._timeout = WATCH.limit = timeout
         self.devices = start()
         start_after_optimizers()
         self.choice = choose(transport, xla_adapter.device_of, self.devices)
@@ -65,6 +70,18 @@ class XlaWorld(OneProcess):
         self._parcels = parcels
         return self._mailbox
 
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Leave nothing in the mailbox, however the step ends.
+
+        Raises:
+            RunError: The devices are stuck since an earlier step.
+        """
+        WATCH.require()
+        WATCH.limit = self._timeout
+        with super().step():
+            yield
+
     def run(self, executors: Sequence[Executor]) -> None:
         """Start everything of a step, tick by tick.
 
@@ -75,6 +92,7 @@ class XlaWorld(OneProcess):
         if driver is None:
             parcels = self._parcels
             carrier = self.choice.make()
+            carrier.plan(parcels.values())
             driver = self._drivers[executors[0]] = Driver(executors, parcels, self._mailbox, carrier, self._move)
         driver.step()
 

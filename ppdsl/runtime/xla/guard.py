@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from ppdsl.diagnostics import Diagnostic, PpdslWarning, RunError, Severity, render_plain
 from ppdsl.recording.compat import TorchDispatchMode, pytree
 from ppdsl.runtime.xla import adapter as xla_adapter
+from ppdsl.runtime.xla.stuck import WATCH
 
 __all__ = ["Programs", "watched"]
 
@@ -31,8 +33,38 @@ _READS = frozenset(
 """Operations whose result, or its shape, is needed on the host."""
 
 
-class _OneDevice(TorchDispatchMode):
-    """Raises before an operation gets operands of several devices."""
+class _OneDevice(TorchFunctionMode):
+    """Raises before an operation gets operands of several devices.
+
+    It looks at what is called, and dispatches by itself only what it will not allow: torch_xla does not functionalize
+    what operations make under a dispatch mode, and a view of a view of that reads other elements.
+    """
+
+    def __init__(self, where: str, device: torch.device) -> None:
+        super().__init__()
+        self._where = where
+        self._device = device
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if _stray((args, kwargs), self._device) is None:
+            return func(*args, **kwargs)
+        with _Operands(self._where, self._device):
+            return func(*args, **kwargs)
+
+
+def _stray(operands: Any, device: torch.device) -> torch.Tensor | None:
+    """Return the operand on another device than that of others, which is `device`; None if there is none."""
+    leaves = [leaf for leaf in pytree.tree_leaves(operands) if isinstance(leaf, torch.Tensor)]
+    if all(leaf.device != device for leaf in leaves):
+        return None
+    # A scalar of the CPU becomes part of the program, as on other devices.
+    strays = (leaf for leaf in leaves if leaf.device != device and (leaf.dim() or leaf.device.type != "cpu"))
+    return next(strays, None)
+
+
+class _Operands(TorchDispatchMode):
+    """Raises at the operation that gets the operands, and names it."""
 
     def __init__(self, where: str, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -42,13 +74,9 @@ class _OneDevice(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", str(func)).partition(".")[0]
-        if name not in _COPIES:
-            leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-            if any(leaf.device == self._device for leaf in leaves):
-                for leaf in leaves:
-                    # A scalar of the CPU becomes part of the program, as on other devices.
-                    if leaf.device != self._device and (leaf.dim() or leaf.device.type != "cpu"):
-                        raise self._wrong(name, leaf)
+        stray = None if name in _COPIES else _stray((args, kwargs), self._device)
+        if stray is not None:
+            raise self._wrong(name, stray)
         return func(*args, **kwargs)
 
     def _wrong(self, name: str, leaf: torch.Tensor) -> RunError:
@@ -114,6 +142,7 @@ class Programs:
         """
         steady = self.steps > STEADY
         before = xla_adapter.compilations() if steady else 0
+        WATCH.started(str(device), name)
         xla_adapter.launch(device)
         seen = self._seen.setdefault(name, set())
         if steady and xla_adapter.compilations() > before:

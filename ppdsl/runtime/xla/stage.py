@@ -44,10 +44,11 @@ def pack(tensor: torch.Tensor) -> Any:
     """Return what autograd keeps in the place of a tensor that it saves."""
     base, node = tensor._base, tensor.grad_fn  # noqa: SLF001 - whose view it is; there is no public name
     if base is None or node is None or node.name() != "TBackward0":
-        return tensor
+        # What a node made and keeps would keep the node: without a backward, of a stage that nobody uses, for ever.
+        return tensor if node is None else tensor.detach()
     # The weight itself was turned, not a part of it or another view: autograd goes straight on to its gradient.
     whole = getattr(node.next_functions[0][0], "variable", None) is base
-    return _Turned(base) if whole else tensor
+    return _Turned(base) if whole else tensor.detach()
 
 
 def unpack(packed: Any) -> torch.Tensor:

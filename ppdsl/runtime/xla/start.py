@@ -16,18 +16,17 @@ from ppdsl.units import counted
 __all__ = ["check_installation", "require_devices", "start", "wants_xla"]
 
 
-def wants_xla(devices: Any, runtime: str | None, processes: int) -> bool:
+def wants_xla(devices: Any, runtime: str | None) -> bool:
     """Whether a pipeline is to run on XLA devices.
 
     Args:
         devices: What the user gave: a device, several, or None.
         runtime: What the user gave.
-        processes: How many there are in torch.distributed.
 
     Raises:
         CallError: The choice is impossible.
 
-    >>> wants_xla("xla", None, processes=1), wants_xla(None, "xla", processes=1), wants_xla("cpu", None, processes=1)
+    >>> wants_xla("xla", None), wants_xla(None, "xla"), wants_xla("cpu", None)
     (True, True, False)
     """
     several = isinstance(devices, Sequence) and not isinstance(devices, str)
@@ -36,13 +35,7 @@ def wants_xla(devices: Any, runtime: str | None, processes: int) -> bool:
     if (named or runtime == "xla") and (given not in ([], ["xla"]) or runtime not in (None, "xla")):
         message = f"devices is {devices!r} and runtime {runtime!r}, but on XLA devices rank r runs on xla:r."
         raise CallError(Diagnostic("xla-devices", message, help='give devices="xla", and placement= if need be'))
-    wanted = named or runtime == "xla"
-    if wanted and processes > 1:
-        message = f"There are {processes} processes, but a pipeline on XLA devices lives in one."
-        raise CallError(
-            Diagnostic("xla-processes", message, help="start one process; it drives all devices of its host")
-        )
-    return wanted
+    return named or runtime == "xla"
 
 
 def start() -> int:
@@ -52,6 +45,10 @@ def start() -> int:
         CallError: torch_xla is missing, does not fit torch, or finds no device.
     """
     check_installation()
+    if os.environ["PJRT_DEVICE"] == "CPU":
+        # A program that writes into the memory of its operands (`.grad`) would keep the CPU client from taking the next
+        # one of its device before it has run, and so the driver waiting. torch_xla reads this when it first compiles.
+        os.environ.setdefault("XLA_ENABLE_PARAM_ALIASING", "0")
     try:
         count = xla_adapter.device_count()
     except Exception as error:

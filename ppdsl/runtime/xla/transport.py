@@ -14,6 +14,7 @@ import torch
 from ppdsl.runtime.layout import Layout
 from ppdsl.runtime.transport import Parcel
 from ppdsl.runtime.xla import adapter as xla_adapter
+from ppdsl.runtime.xla.stuck import WATCH
 
 __all__ = ["Carrier", "HostCarrier", "PermuteCarrier", "XlaMailbox"]
 
@@ -197,6 +198,8 @@ class PermuteCarrier:
     ) -> None:
         given = {int(cargo[number][0].message.source): cargo[number][1] for number in numbers}
         row = [given[rank] if rank in given else self._filling(kind, rank) for rank in range(len(self._devices))]
+        texts = "; ".join(cargo[number][0].text for number in numbers)
+        WATCH.transfer(f"The transfer between XLA devices ({texts})", len(row))
         moved = xla_adapter.permute(row, pairs)
         for number in numbers:
             arrived[number] = moved[cargo[number][0].message.target]
@@ -209,6 +212,7 @@ class PermuteCarrier:
         for given in row:
             xla_adapter.launch(given.device)
         source, target = self._devices.index(tensor.device), self._devices.index(device)
+        WATCH.transfer(f"The transfer from xla:{source} to xla:{target}", len(row))
         return xla_adapter.permute(row, [(source, target)])[target]
 
     def settle(self) -> None:

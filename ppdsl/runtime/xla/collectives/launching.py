@@ -14,6 +14,7 @@ import torch
 
 from ppdsl.diagnostics import Diagnostic, RunError
 from ppdsl.runtime.xla import adapter
+from ppdsl.runtime.xla.stuck import WATCH
 
 __all__ = ["Program", "launch_everywhere", "program_texts", "wait_for"]
 
@@ -40,6 +41,7 @@ def launch_everywhere(inputs: Mapping[int, torch.Tensor], program: Program) -> l
         try:
             outputs = _pending(tensors, program)
             _compare(outputs)
+            WATCH.transfer("A collective between XLA devices", len(tensors))
             for position, made in enumerate(outputs):
                 adapter.launch_tensors(made, adapter.device_of(position))
             return outputs
