@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, assert_never
 import torch
 
 from ppdsl.plan.messages import Compute, Direction, Free, MessagePlan, Recv, Send, Step, Wait
+from ppdsl.runtime.device_clock import DeviceClock, Measured
 from ppdsl.runtime.failure import Situation, stage_failure
 from ppdsl.runtime.stages.stage import StageState
 from ppdsl.runtime.transport import Parcel, Transport
@@ -24,14 +25,6 @@ __all__ = ["Around", "Executor", "Measured"]
 
 Around = Callable[[Action, bool, Callable[[int], None]], Callable[[int], None]]
 """Takes an action, whether it completes the gradients of its stage, and what it does; returns what to do instead."""
-
-
-class Measured(NamedTuple):
-    """One computation, in seconds of this process's clock (`time.perf_counter`)."""
-
-    action: Action
-    start: float
-    end: float
 
 
 class _Op(IntEnum):
@@ -59,7 +52,7 @@ class Executor:
         stages: The state of each stage of that rank, by stage index; connected to each other here.
         parcels: Every message of the plan with its parcel.
         transport: What carries tensors to and from other ranks.
-        device: Where this rank computes; a timeline waits for it before it reads the clock.
+        device: Where this rank computes; a timeline of a CUDA device is read from its own events.
         by_microbatch: For each micro-batch the state of each stage, where those of some are smaller; None: `stages`.
 
     Attributes:
@@ -90,6 +83,7 @@ class Executor:
         self.position = 0
         self.measures = False
         self.measured: list[Measured] = []
+        self._clock: DeviceClock | None = None
 
     def wrap(self, around: Around) -> None:
         """Put something around every computation, once, before the first step."""
@@ -118,6 +112,11 @@ class Executor:
         self.position = 0
         self.measures = measure
         self.measured = []
+        self._clock = DeviceClock(self.device) if measure and self.device.type == "cuda" else None
+
+    def times(self) -> list[Measured]:
+        """Return when the computations of a measured step ran."""
+        return self.measured if self._clock is None else self._clock.read()
 
     def drain(self) -> None:
         """Return when all that this rank sent has left."""
@@ -169,15 +168,12 @@ class Executor:
         if not isinstance(step, Compute) or self.device.type == "xla":
             call(microbatch)
             return
-        self._synchronize()
+        if self._clock is not None:
+            self._clock.run(step.action, call, microbatch)
+            return
         start = time.perf_counter()
         call(microbatch)
-        self._synchronize()
         self.measured.append(Measured(step.action, start, time.perf_counter()))
-
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     @property
     def situation(self) -> Situation:

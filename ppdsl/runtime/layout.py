@@ -76,9 +76,9 @@ class Layout:
             return plain  # an XLA tensor has no strides but those of its shape, whatever it says
         return torch.empty_strided(self.shape, self.stride, dtype=tensor.dtype, device=tensor.device).copy_(plain)
 
-    def empty(self, device: torch.device) -> torch.Tensor:
-        """Return a fresh tensor of this layout, with undefined values."""
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
+    def empty(self, device: torch.device, *, pinned: bool = False) -> torch.Tensor:
+        """Return a fresh tensor of this layout, with undefined values; pinned: in memory that CUDA devices reach."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device, pin_memory=pinned)
 
     def wire(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the memory of a tensor of this layout as one row of bytes, not a copy of it.

@@ -159,7 +159,7 @@ def collect_timeline(compiled: Compiled, begun: float, world: World) -> Timeline
         begun: When this process began the step (`time.perf_counter`).
         world: The ranks.
     """
-    rows = [(e.rank, str(m.action), m.start, m.end) for e in compiled.executors for m in e.measured]
+    rows = [(e.rank, str(m.action), m.start, m.end) for e in compiled.executors for m in e.times()]
     text = json.dumps({"host": _host(), "begun": begun, "rows": rows})
     notes: list[Mapping[str, Any]] = [json.loads(note) for note in of_own_pipeline(world.gather(text), world)]
     first: dict[str, float] = {}

@@ -286,6 +286,14 @@ def test_variables_of_a_tpu_are_shown(four_devices: pytest.MonkeyPatch) -> None:
     assert "TPU_PROCESS_BOUNDS" not in told
 
 
+def test_gradients_written_in_place_hold_up_devices_of_the_cpu(four_devices: pytest.MonkeyPatch) -> None:
+    name = "XLA_ENABLE_PARAM_ALIASING"
+    four_devices.setenv(name, "0")
+    assert name not in found()
+    four_devices.setenv(name, "1")
+    assert (found()[name].status, found()[name].remedy) == (Status.WARN, "set it to 0, or leave it to ppdsl")
+
+
 # ---------------------------------------------------------------- what ends the process
 
 

@@ -161,3 +161,25 @@ def test_a_call_that_was_interrupted_does_not_hold_up_the_next_one() -> None:
         assert bounded_wait.waiting(lambda: 5) == 5
     finally:
         gate.set()
+
+
+def test_a_permutation_that_is_interrupted_reaches_all_devices_all_the_same() -> None:
+    devices = [adapter.device_of(position) for position in range(adapter.device_count())]
+    rows = [torch.full((3,), float(position), device=device) for position, device in enumerate(devices)]
+    for device in devices:
+        adapter.launch(device)
+    pairs = [(position, (position + 1) % len(devices)) for position in range(len(devices))]
+
+    class Interrupted(BaseException):
+        pass
+
+    def interrupt(self: object) -> None:
+        raise Interrupted
+
+    for _ in range(5):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bounded_wait._Call, "wait", interrupt)  # as a signal would
+            with pytest.raises(Interrupted):
+                adapter.permute(rows, pairs)
+        moved = adapter.permute(rows, pairs)
+        assert [float(adapter.host_copy(tensor)[0]) for tensor in moved] == [3.0, 0.0, 1.0, 2.0]

@@ -30,6 +30,7 @@ _WHOLE = {  # they change what every program is
     "XLA_SAVE_TENSORS_FILE": "every program is written to a file",
 }
 _TOPOLOGY = ("TPU_VISIBLE_CHIPS", "TPU_PROCESS_BOUNDS", "TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_WORKER_HOSTNAMES")
+_ALIASING = "XLA_ENABLE_PARAM_ALIASING"
 _IN_FLIGHT = "XLA_TPU_MAX_INFLIGHT_COMPUTATIONS"
 
 
@@ -139,11 +140,14 @@ def cpu_threads(count: int) -> Check:
 
 
 def with_devices(kind: str) -> Iterator[Check]:
-    """Yield what torch_xla made of the variables of a TPU; it adds some flags itself when it starts.
+    """Yield what slows a kind of device down, and what torch_xla made of the variables of a TPU, which it adds some to.
 
     Args:
         kind: The value of PJRT_DEVICE.
     """
+    if kind == "CPU" and os.environ.get(_ALIASING, "0") != "0":
+        found = f"{os.environ[_ALIASING]}: a launch waits for the one before, as gradients are written in place"
+        yield Check(_ALIASING, Status.WARN, found, "set it to 0, or leave it to ppdsl")
     if kind != "TPU":
         return
     yield _launching(os.environ.get("LIBTPU_INIT_ARGS", ""))

@@ -32,6 +32,8 @@ class ProcessTransport:
         self._channels = world.channels
         self._device = world.device(world.rank) or torch.device("cpu")
         self._wire_device = torch.device("cpu") if world.staged else self._device
+        # Pinned memory: half the copying, and a copy to the device that nobody waits for.
+        self._pinned = world.staged and self._device.type == "cuda"
         self._near = world.channels.near
         self._sizes: dict[int, int] = {}
         self._receiving: dict[int, tuple[Any, torch.Tensor]] = {}
@@ -52,7 +54,8 @@ class ProcessTransport:
         size = self._near_size(parcel, message.target)
         if size < 0:
             return
-        tensor = tensor if self._wire_device == self._device else tensor.to(self._wire_device)
+        if self._wire_device != self._device:
+            tensor = parcel.layout.empty(self._wire_device, pinned=self._pinned).copy_(tensor)
         if size:
             row = tensor
             work = self._near.send(message.target, parcel.index, tensor.data_ptr(), size)
@@ -71,7 +74,7 @@ class ProcessTransport:
         message = parcel.message
         if self._near_size(parcel, message.source):
             return
-        slot = parcel.layout.empty(self._wire_device)
+        slot = parcel.layout.empty(self._wire_device, pinned=self._pinned)
         work = self._channels.start(parcel.layout.wire(slot), message.source, message.target, parcel.index)
         self._receiving[parcel.index] = (work, slot)
 
@@ -88,13 +91,13 @@ class ProcessTransport:
         source = parcel.message.source
         size = self._near_size(parcel, source)
         if size:
-            slot = parcel.layout.empty(self._wire_device)
+            slot = parcel.layout.empty(self._wire_device, pinned=self._pinned)
             work: Any = Arrival(self._near, source, parcel.index, slot) if size > 0 else None
         else:
             work, slot = self._receiving.pop(parcel.index)
         if work is not None:
             self._channels.finish(work, slot, source, parcel.text)
-        return slot if self._wire_device == self._device else slot.to(self._device)
+        return slot if self._wire_device == self._device else slot.to(self._device, non_blocking=self._pinned)
 
     def drain(self) -> None:
         """Return when all that was sent has left.

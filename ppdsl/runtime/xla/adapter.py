@@ -9,8 +9,6 @@ they are used.
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,6 +17,7 @@ import torch
 
 from ppdsl.runtime.xla.bounded_wait import starting, waiting
 from ppdsl.runtime.xla.counters import Counters
+from ppdsl.runtime.xla.installed import is_installed, versions
 
 __all__ = [
     "ALL_DEVICES",
@@ -38,6 +37,7 @@ __all__ = [
     "is_installed",
     "is_spmd",
     "launch",
+    "launch_all",
     "launch_tensors",
     "launched",
     "make_default",
@@ -62,21 +62,10 @@ __all__ = [
 ALL_DEVICES = threading.Lock()
 """Held while a program is given to all devices: two threads could otherwise reach two devices in two orders."""
 
+_LAUNCHING = threading.Lock()
+
 JOURNALS: list[list[int]] = []
 """While there is one, the last one notes the device of each program, and `launch` returns when that has taken it."""
-
-
-def is_installed() -> bool:
-    """Whether torch_xla can be imported; does not import it."""
-    return importlib.util.find_spec("torch_xla") is not None
-
-
-def versions() -> tuple[str, str]:
-    """Return the installed versions of torch and torch_xla; the second one is empty when it is missing."""
-    try:
-        return torch.__version__, importlib.metadata.version("torch_xla")
-    except importlib.metadata.PackageNotFoundError:
-        return torch.__version__, ""
 
 
 def required_torch() -> str:
@@ -129,14 +118,12 @@ def launch_tensors(tensors: Sequence[torch.Tensor], device: torch.device) -> Non
 
 
 def _start(call: Callable[..., None], device: torch.device) -> None:
-    from torch_xla import _XLAC
-
     before = launched() if JOURNALS else 0
     starting(call)
     if JOURNALS:
         JOURNALS[-1] += [device.index] * (launched() - before)
     # A token left from a collective would draw all earlier collectives into the next program.
-    _XLAC._set_all_reduce_token(str(device), None)
+    forget_collectives(device)
 
 
 def permute(tensors: Sequence[torch.Tensor], pairs: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
@@ -150,10 +137,22 @@ def permute(tensors: Sequence[torch.Tensor], pairs: Sequence[tuple[int, int]]) -
         For each device what it got; zeros where it is no target.
     """
     with ALL_DEVICES:
+        for tensor in tensors:
+            forget_collectives(tensor.device)  # of a permutation that was interrupted
         moved = [pending_permute(tensor, pairs) for tensor in tensors]
-        for tensor in moved:
-            launch_tensors([tensor], tensor.device)
+        launch_all([[tensor] for tensor in moved])
     return moved
+
+
+def launch_all(programs: Sequence[Sequence[torch.Tensor]]) -> None:
+    """Start the program of some tensors on each device: of all, as no signal interrupts the thread that does it."""
+    starting(_launch_all, programs)
+
+
+def _launch_all(programs: Sequence[Sequence[torch.Tensor]]) -> None:
+    with _LAUNCHING:
+        for tensors in programs:
+            launch_tensors(tensors, tensors[0].device)
 
 
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -184,8 +183,7 @@ def wait(devices: Sequence[torch.device] = ()) -> None:
 
 def counters() -> Counters:
     """Return torch_xla's own counts."""
-    copies = _samples("TransferFromDeviceTime"), _samples("TransferToDeviceTime")
-    return Counters(launched(), compilations(), *copies)
+    return Counters(launched(), compilations(), _samples("TransferFromDeviceTime"), _samples("TransferToDeviceTime"))
 
 
 def compilations() -> int:

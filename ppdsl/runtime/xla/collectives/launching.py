@@ -42,8 +42,7 @@ def launch_everywhere(inputs: Mapping[int, torch.Tensor], program: Program) -> l
             outputs = _pending(tensors, program)
             _compare(outputs)
             WATCH.transfer("A collective between XLA devices", len(tensors))
-            for position, made in enumerate(outputs):
-                adapter.launch_tensors(made, adapter.device_of(position))
+            adapter.launch_all(outputs)
             return outputs
         finally:  # whatever failed, no collective stays pending
             for position in range(len(tensors)):
