@@ -288,6 +288,8 @@ def test_variables_of_a_tpu_are_shown(four_devices: pytest.MonkeyPatch) -> None:
 
 def test_gradients_written_in_place_hold_up_devices_of_the_cpu(four_devices: pytest.MonkeyPatch) -> None:
     name = "XLA_ENABLE_PARAM_ALIASING"
+    four_devices.setenv("PJRT_DEVICE", "CPU")
+    four_devices.setenv("XLA_THREAD_POOL_SIZE", "4")
     four_devices.setenv(name, "0")
     assert name not in found()
     four_devices.setenv(name, "1")
