@@ -27,7 +27,7 @@ OTHERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
 """Benchmarks that need another environment of pyproject.toml, and other variables."""
 ORDER = (
     "bench_steps", "bench_inprocess", "bench_peers", "bench_memory", "bench_recording", "bench_schedules", "bench_spec",
-    "bench_import", "bench_marks", "bench_split_backward", "bench_xla",
+    "bench_import", "bench_marks", "bench_xla",
 )  # fmt: skip
 HEAD = """# Benchmarks
 

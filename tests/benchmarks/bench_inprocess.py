@@ -25,7 +25,7 @@ __all__ = ["main"]
 
 _STAGES = 4
 _MICROBATCHES = 8
-_ROUNDS = {"tiny": 60, "gpt": 6, "mlp16": 40, "unet": 20, "experts": 10}
+_ROUNDS = {"tiny": 50, "gpt": 4, "mlp16": 30, "unet": 12, "experts": 6}
 _SCHEDULES = ("1f1b", "zero_bubble")
 
 

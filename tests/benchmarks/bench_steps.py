@@ -30,9 +30,9 @@ ROOT = Path(__file__).resolve().parents[2]
 _FOUR = ("gpipe", "1f1b", "interleaved_1f1b", "zbv")
 _THREE = _FOUR[1:]
 RUNS = (
-    ("tiny", 2, 2, 60, _FOUR), ("gpt", 2, 2, 110, _FOUR), ("mlp16", 2, 8, 40, _FOUR), ("unet", 2, 2, 40, _FOUR),
-    ("experts", 2, 2, 40, _FOUR), ("hf_gpt2", 2, 2, 30, _THREE), ("hf_llama", 2, 2, 30, _THREE),
-    ("tiny", 4, 2, 45, _FOUR), ("gpt", 4, 2, 70, _FOUR),
+    ("tiny", 2, 2, 45, _FOUR), ("gpt", 2, 2, 90, _FOUR), ("mlp16", 2, 8, 30, _FOUR), ("unet", 2, 2, 30, _FOUR),
+    ("experts", 2, 2, 30, _FOUR), ("hf_gpt2", 2, 2, 20, _THREE), ("hf_llama", 2, 2, 20, _THREE),
+    ("tiny", 4, 2, 35, _FOUR), ("gpt", 4, 2, 55, _FOUR),
 )  # fmt: skip
 """Workload, processes, stages of a rank in families with several, seconds, and schedules."""
 
