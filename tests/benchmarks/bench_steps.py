@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for workload, ranks, per_rank, seconds, schedules in RUNS:
         if not options.workloads or workload in options.workloads:
             rows += run(workload, ranks, per_rank, seconds * options.scale, "--schedules", *schedules)
-    console = Console(width=150)
+    console = Console(width=180)
     console.print(table(rows))
     console.print(predictions(rows))
     if options.json:
