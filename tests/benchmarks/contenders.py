@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import pipelining
 
 import ppdsl as pp
 from tests.benchmarks.workloads import Part, Workload
 
-__all__ = ["TORCHS", "Ours", "Pure", "Torchs", "gradients_of"]
+__all__ = ["TORCHS", "Ours", "Pure", "Torchs", "compare", "gather", "gradients_of"]
 
 TORCHS: Mapping[str, Any] = {
     "gpipe": pipelining.ScheduleGPipe,
@@ -28,6 +29,9 @@ TORCHS: Mapping[str, Any] = {
 """Torch's class for a family."""
 
 _ONE_STAGE = ("gpipe", "1f1b")
+
+_TOLERANCE = 2e-4
+"""Of the largest gradient: float32, and sums in another order."""
 
 _Once = Callable[[Callable[[], None]], tuple[float, float]]
 """Computes a stage forward and backward, and waits for the device in the given way; returns the seconds of both."""
@@ -187,3 +191,27 @@ def gradients_of(work: Workload, stages: int, microbatches: int) -> dict[str, Te
     x, y = work.data(microbatches)
     work.loss(model(x), y).backward()
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def compare(name: str, gradients: Mapping[str, Tensor | None], wanted: Mapping[str, Tensor]) -> float:
+    """Return the largest difference of a gradient from the unsplit model's, as a share of its largest number.
+
+    Raises:
+        SystemExit: It is too large, or a gradient is missing.
+    """
+    worst = 0.0
+    for key, got in gradients.items():
+        error = float("inf") if got is None else float((got - wanted[key]).abs().max() / wanted[key].abs().max())
+        worst = max(worst, error)
+        if not error <= _TOLERANCE:
+            raise SystemExit(f"wrong gradient of {key} under {name}: off by {error:.1e} of the largest")
+    return worst
+
+
+def gather(value: Any) -> list[Any]:
+    """Return the values of all processes, in the order of ranks; of this one where there is no other."""
+    if not dist.is_initialized():
+        return [value]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found

@@ -21,15 +21,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.benchmarks.contenders import Ours, Pure, gradients_of
+from tests.benchmarks.contenders import Ours, Pure, compare, gather, gradients_of
 from tests.benchmarks.workloads import WORKLOADS, Workload
 
 __all__ = ["main"]
 
 MICROBATCHES = 8
 _STAGES = 2
-_TOLERANCE = 2e-4
-"""Of the largest gradient: float32, and sums in another order."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -119,7 +117,7 @@ def between_processes(work: Workload, seconds: float) -> dict[str, Any] | None:
     theirs()
     optimizer.kept = {}
     theirs()
-    _compare("deepspeed", {names[key]: gradient for key, gradient in optimizer.kept.items()}, wanted)
+    compare("deepspeed", {names[id(p)]: optimizer.kept.get(id(p)) for p in net.parameters()}, wanted)
     optimizer.kept = None
     ways: dict[str, tuple[Callable[[], None], Mapping[str, Tensor]]] = {
         "ours": (step, ours.parameters), "theirs": (theirs, {}), "plain": (pure.step, {}),
@@ -151,7 +149,7 @@ def _samples(
     """Return wall and CPU seconds of all calls of all ways, which take turns."""
     for name, (run, parameters) in ways.items():
         run()
-        _compare(name, {key: p.grad for key, p in parameters.items() if p.grad is not None}, wanted)
+        compare(name, {key: p.grad for key, p in parameters.items()}, wanted)
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     began, number = time.monotonic(), 0
     while True:
@@ -165,19 +163,12 @@ def _samples(
             together()
             taken[name].append((time.perf_counter() - start, time.process_time() - cpu))
         number += 1
-        if max(_gather(time.monotonic() - began)) > seconds:
+        if max(gather(time.monotonic() - began)) > seconds:
             return taken
 
 
-def _compare(name: str, got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-    for key, gradient in got.items():
-        error = float((gradient - wanted[key]).abs().max() / wanted[key].abs().max())
-        if not error <= _TOLERANCE:
-            raise SystemExit(f"wrong gradient of {key} under {name}: off by {error:.1e} of the largest")
-
-
 def _row(taken: Mapping[str, Sequence[tuple[float, float]]], actions: int) -> dict[str, Any]:
-    everybody = {name: list(zip(*_gather(list(samples)), strict=True)) for name, samples in taken.items()}
+    everybody = {name: list(zip(*gather(list(samples)), strict=True)) for name, samples in taken.items()}
     wall = {name: [max(w for w, _ in sample) for sample in samples] for name, samples in everybody.items()}
     cpu = {name: [sum(c for _, c in sample) for sample in samples] for name, samples in everybody.items()}
     row: dict[str, Any] = {"samples": len(wall["plain"]), "load": round(os.getloadavg()[0], 1)}
@@ -190,14 +181,6 @@ def _row(taken: Mapping[str, Sequence[tuple[float, float]]], actions: int) -> di
     row["to_peer"] = median(a / b for a, b in zip(wall["ours"], wall["theirs"], strict=True))
     row["cpu_to_peer"] = median(a / b for a, b in zip(cpu["ours"], cpu["theirs"], strict=True))
     return row
-
-
-def _gather(value: Any) -> list[Any]:
-    if not dist.is_initialized():
-        return [value]
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, value)
-    return found
 
 
 if __name__ == "__main__":

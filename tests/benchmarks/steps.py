@@ -27,7 +27,7 @@ from ppdsl.simulation.costs import Costs, stage_costs
 from ppdsl.simulation.fitting import fitted_costs
 from ppdsl.simulation.simulator import simulate
 from ppdsl.timeline import Timeline
-from tests.benchmarks.contenders import TORCHS, Ours, Pure, Torchs, gradients_of
+from tests.benchmarks.contenders import TORCHS, Ours, Pure, Torchs, compare, gather, gradients_of
 from tests.benchmarks.floors import floor, makespan
 from tests.benchmarks.huggingface import HUGGING_FACE
 from tests.benchmarks.workloads import WORKLOADS, Workload
@@ -38,9 +38,6 @@ LATENCY = 100e-6
 """Seconds of a message between two processes of one machine."""
 
 _ALL = WORKLOADS | HUGGING_FACE
-
-_TOLERANCE = 2e-4
-"""Of the largest gradient: float32, and sums in another order."""
 
 Sample = tuple[float, float, float]
 """Start, end and CPU seconds of a call; the clock is the same for all processes of a machine."""
@@ -99,7 +96,7 @@ def measure(
     for name, contender in contenders.items():
         contender.step()
         if name != "pure":
-            errors[name] = _compare(name, contender.parameters, wanted)
+            errors[name] = compare(name, {key: p.grad for key, p in contender.parameters.items()}, wanted)
     peaks = {name: _peak(work, contender.step, contender) for name, contender in contenders.items() if name != "pure"}
     taken: dict[str, list[Sample]] = {name: [] for name in contenders}
     alone: list[dict[int, list[tuple[float, float]]]] = []
@@ -116,14 +113,14 @@ def measure(
             dist.barrier()
             ours.pipe.step(ours.batch[0], targets=ours.batch[1], timeline=True)
             steps.append(ours.pipe.timeline())
-        if max(_gather(time.monotonic() - began)) > seconds:
+        if max(gather(time.monotonic() - began)) > seconds:
             break
     row = _row(ours, taken, alone, microbatches)
     row |= {
         "workload": work.name, "schedule": schedule, "ranks": ranks, "stages": stages, "samples": len(taken["ours"]),
-        "errors": {name: max(_gather(error)) for name, error in errors.items()},
-        "peak_mib": {name: _gather(peak) for name, peak in peaks.items()},
-        "build_cpu_seconds": {n: max(_gather(c.build_seconds)) for n, c in contenders.items() if n != "pure"},
+        "errors": {name: max(gather(error)) for name, error in errors.items()},
+        "peak_mib": {name: gather(peak) for name, peak in peaks.items()},
+        "build_cpu_seconds": {n: max(gather(c.build_seconds)) for n, c in contenders.items() if n != "pure"},
         "predicted": _prediction(ours, [step for step in steps if step is not None]),
         "load": round(os.getloadavg()[0], 1),
     }  # fmt: skip
@@ -158,22 +155,6 @@ def _in_turn(pure: Pure) -> dict[int, list[tuple[float, float]]]:
     return found
 
 
-def _compare(name: str, parameters: dict[str, Any], wanted: dict[str, torch.Tensor]) -> float:
-    """Return the largest difference of a gradient from the unsplit model's.
-
-    Raises:
-        SystemExit: It is too large.
-    """
-    worst = 0.0
-    for key, parameter in parameters.items():
-        got = parameter.grad
-        error = float("inf") if got is None else float((got - wanted[key]).abs().max() / wanted[key].abs().max())
-        worst = max(worst, error)
-        if not error <= _TOLERANCE:
-            raise SystemExit(f"wrong gradient of {key} under {name}: off by {error:.1e} of the largest")
-    return worst
-
-
 def _peak(work: Workload, step: Callable[[], object], contender: Any) -> float:
     """Return how many MiB the memory of this process, or of its device, grows in a step, at most."""
     _forget(contender)
@@ -205,7 +186,7 @@ def _resident(key: str) -> float:
 def _row(
     ours: Ours, taken: dict[str, list[Sample]], alone: list[dict[int, list[tuple[float, float]]]], microbatches: int
 ) -> dict[str, Any]:
-    everybody = {name: list(zip(*_gather(samples), strict=True)) for name, samples in taken.items()}
+    everybody = {name: list(zip(*gather(samples), strict=True)) for name, samples in taken.items()}
     wall = {
         name: [max(end for _, end, _ in sample) - min(start for start, _, _ in sample) for sample in samples]
         for name, samples in everybody.items()
@@ -242,7 +223,7 @@ def _row(
 
 def _stage_seconds(alone: list[dict[int, list[tuple[float, float]]]], stages: int) -> tuple[list[float], list[float]]:
     pairs: list[list[tuple[float, float]]] = [[] for _ in range(stages)]
-    for rank in _gather(alone):
+    for rank in gather(alone):
         for sample in rank:
             for stage, seconds in sample.items():
                 pairs[stage] += seconds
@@ -275,12 +256,6 @@ def _quartiles(values: Sequence[float]) -> list[float]:
         return [ordered[0], median(ordered), ordered[-1]]
     quarter = len(ordered) // 4
     return [ordered[quarter], median(ordered), ordered[-1 - quarter]]
-
-
-def _gather(value: Any) -> list[Any]:
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, value)
-    return found
 
 
 if __name__ == "__main__":

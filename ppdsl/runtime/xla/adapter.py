@@ -40,7 +40,6 @@ __all__ = [
     "launch_all",
     "launch_tensors",
     "launched",
-    "make_default",
     "pending_all_gather",
     "pending_all_reduce",
     "pending_all_to_all",
@@ -90,13 +89,6 @@ def device_kind() -> str:
 def device_of(index: int) -> torch.device:
     """Return the device of that position, which is also its position in `permute`."""
     return torch.device("xla", index)
-
-
-def make_default(device: torch.device) -> None:
-    """Make `device` this thread's default one, for code that says `xla` without a number."""
-    import torch_xla
-
-    torch_xla.device(device.index)
 
 
 def launch(device: torch.device) -> None:
